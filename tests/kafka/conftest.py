@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,7 +13,9 @@ from semel.testing.kill import Zygote
 @pytest.fixture(scope="session")
 def services() -> Iterator[Zygote]:
     """A process that forks services."""
-    modules = ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg")
+    modules = ["asyncpg", "sqlalchemy.dialects.postgresql.asyncpg"]
+    if find_spec("faststream"):
+        modules.append("tests.kafka.faststream_service")
     with Zygote("tests.kafka.service_program:main", modules) as zygote:
         yield zygote
 

@@ -1,45 +1,46 @@
-"""A FastStream service in a process of its own: python -m tests.kafka.faststream_service URL …"""
+"""The scripted consumers behind a FastStream broker, as a service that is killed."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
+from typing import Any
 
-from faststream import FastStream
-from faststream.kafka import KafkaBroker
-from pydantic import BaseModel
-from sqlalchemy import text
+from faststream import FastStream, confluent, kafka
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from semel.messaging import Mode, RunnerSettings, Semel
+from semel import Message, SqlDatabase
+from semel.kafka.client import bootstrap_of
+from semel.messaging import FromHeader, Mode, RunnerSettings, Semel
+from semel.messaging.handle.lease import Lease
+from semel.testing.worker import consumer_of
+from tests.crash import scripted
+from tests.kafka.service_program import Service, say_ready
 
 
-class Paid(BaseModel):
-    id: str
-    amount: int
+async def in_session(message: Message, session: AsyncSession) -> None:
+    await scripted.effect(message, session)
 
 
-def application(bootstrap: str, topic: str, group: str, url: str, seconds: float) -> FastStream:
-    """Make a service whose handler takes *seconds*."""
-    broker = KafkaBroker(bootstrap)
-    semel = Semel(broker, database=url)
+async def under_lease(message: Message, lease: Lease) -> None:
+    await scripted.under_lease.handler(message, lease)
 
-    @semel.subscriber(
-        topic,
-        consumer="billing",
-        group_id=group,
-        session_timeout_ms=6_000,
-        runner=RunnerSettings(mode=Mode.BATCHED, max_records=10, member_seconds=2.0),
+
+async def run(service: Service, database: SqlDatabase, settings: RunnerSettings) -> None:
+    """Run until a signal."""
+    bootstrap, config = bootstrap_of(service.broker)
+    options: dict[str, Any] = {}
+    if service.behind == "confluent":
+        broker: Any = confluent.KafkaBroker(bootstrap, config=config, logger=None)
+    else:
+        broker = kafka.KafkaBroker(bootstrap, logger=None)
+        options = {name.replace(".", "_"): int(value) for name, value in config.items()}
+    subscribe = Semel(broker, database=database).subscriber(
+        *service.topics,
+        consumer=scripted.NAME,
+        group_id=service.group,
+        policy=consumer_of(service).settings,
+        runner=settings,
+        id_from=FromHeader(scripted.MESSAGE_ID),
+        **options,
     )
-    async def on_paid(event: Paid, session: AsyncSession) -> None:
-        await session.execute(
-            text("INSERT INTO payments VALUES (:id, :amount)"), event.model_dump()
-        )
-        await asyncio.sleep(seconds)
-
-    return FastStream(broker)
-
-
-if __name__ == "__main__":
-    *where, seconds = sys.argv[1:]
-    asyncio.run(application(*where, float(seconds)).run())
+    subscribe(under_lease if service.mode is Mode.LEASED else in_session)
+    await FastStream(broker, after_startup=[say_ready]).run()

@@ -127,6 +127,7 @@ class KafkaScene(Scene):
         bootstrap: str = "",
         config: Mapping[str, Any] | None = None,
         policy: dict[str, Any] | None = None,
+        behind: str = "",
         **more: Any,
     ) -> None:
         super().__init__(services, folder, kind, database=database, policy=policy, **more)
@@ -144,6 +145,7 @@ class KafkaScene(Scene):
             "group": self.topic,
             "protocol": protocol,
             "receipts": self.receipts,
+            "behind": behind,
         }
         self.worker = Service(**{**asdict(self.worker), **on_kafka})
         self._started: list[Running] = []

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from semel.kafka.broker import KafkaBroker
@@ -27,6 +28,9 @@ class Service(Worker):
     protocol: GroupProtocol = GroupProtocol.CONSUMER
     receipts: str = ""
     """The topic of the handler's outgoing messages."""
+
+    behind: str = ""
+    """The client of the FastStream broker in front: ``aiokafka`` or ``confluent``."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,13 +57,21 @@ async def run(service: Service) -> int:
         publisher = broker.publisher()
         relay = Relay(database, publisher, lease_seconds=service.relay_lease_seconds)
         relaying = asyncio.create_task(relay.run()) if service.relays else None
-        subscription = await broker.subscribe(service.group, service.topics)
-        runner = Runner(consumer_of(service), subscription, database, settings)
-        # The runner takes signals before it waits for the first time.
-        asyncio.get_running_loop().call_soon(lambda: print(READY, flush=True))
-        await runner.run_until_signal()
+        if service.behind:
+            await import_module("tests.kafka.faststream_service").run(service, database, settings)
+        else:
+            subscription = await broker.subscribe(service.group, service.topics)
+            runner = Runner(consumer_of(service), subscription, database, settings)
+            # The runner takes signals before it waits for the first time.
+            asyncio.get_running_loop().call_soon(say_ready)
+            await runner.run_until_signal()
         if relaying is not None:
             relay.stop()
             await relaying
         await publisher.close()
     return 0
+
+
+def say_ready() -> None:
+    """Tell the test that a signal stops this service from now on."""
+    print(READY, flush=True)

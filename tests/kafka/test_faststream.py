@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -43,7 +40,6 @@ pytestmark = pytest.mark.kafka
 
 INSERT = text("INSERT INTO payments VALUES (:id, :amount)")
 DEADLINE_SECONDS = 60.0
-ROOT = Path(__file__).parents[2]
 
 
 class Paid(BaseModel):
@@ -309,45 +305,6 @@ def test_a_group_that_begins_at_the_end_misses_nothing_after_its_first_start(
         return await world.rows()
 
     assert asyncio.run(story()) == ["p002"]
-
-
-@pytest.mark.kill
-def test_a_service_that_is_killed_in_a_batch_leaves_each_effect_once(kafka_server, tmp_path):
-    world = World(kafka_server, tmp_path)
-    where = (kafka_server.bootstrap, world.topic, world.group, world.url)
-
-    def start(seconds):
-        command = [sys.executable, "-m", "tests.kafka.faststream_service", *where, str(seconds)]
-        return subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT)
-
-    async def has_rows():
-        return len(await world.rows()) >= 10
-
-    async def story():
-        await world.prepare()
-        await world.publish(*map(encoded, range(60)))
-        killed = start(0.05)
-        try:
-            await until(has_rows)
-            await asyncio.sleep(0.1)
-        finally:
-            killed.kill()
-            killed.wait()
-        before = len(await world.rows())
-        successor = start(0.0)
-        try:
-            await until(world.is_at_the_end)
-        finally:
-            successor.terminate()
-            code = await asyncio.to_thread(successor.wait, 30)
-        rows = await world.rows()
-        return before, rows, code
-
-    before, rows, code = asyncio.run(story())
-
-    assert 10 <= before < 60
-    assert rows == [f"p{number:03}" for number in range(60)]
-    assert code == 0
 
 
 def test_records_that_are_gone_stop_the_application_and_say_so(kafka_server, tmp_path):

@@ -223,18 +223,27 @@ def test_after_the_last_attempt_it_is_a_dead_letter_with_its_first_coordinates(
     kafka_server, postgres_url
 ):
     async def scenario():
-        async with World(kafka_server, postgres_url, retry={"max_attempts": 2}) as world:
+        dead = f"dead-{uuid.uuid4().hex[:8]}"
+        kafka_server.create_topic(dead)
+        twice = {"retry": {"max_attempts": 2}, "dead_letter_topic": dead}
+        async with World(kafka_server, postgres_url, **twice) as world:
             await world.send({"id": "p1", "fails": 9}, headers=Headers(PAIRS))
 
-            async def is_dead():
-                return await world.letter("p1") is not None
+            async def is_published():
+                return await world.records(dead)
 
-            await world.run_until(is_dead)
+            await world.run_until(is_published)
 
             letter = await world.letter("p1")
             assert (letter.attempts, letter.error_code) == (2, "DEPENDENCY_UNAVAILABLE")
             assert (letter.topic, letter.offset) == (world.topic, 0)
             assert pairs_of(letter.headers) == PAIRS
+            (record,) = await world.records(dead)
+            (original,) = await world.records(world.topic)
+            assert (record.value, record.key) == (original.value, original.key)
+            said = said_about(record, world)
+            assert said["outcome"] == b"dlq"
+            assert said["reason"] == b"the bank does not answer"
             audits = await audit_completeness(
                 world.database, "billing", reader=world.broker.reader()
             )
@@ -242,6 +251,17 @@ def test_after_the_last_attempt_it_is_a_dead_letter_with_its_first_coordinates(
             assert await world.paid() == []
 
     asyncio.run(scenario())
+
+
+def said_about(record, world):
+    """Return the headers of a dead letter's record; check its first place and all it came with."""
+    renamed = "dead-letter-header-message-id"
+    theirs = [(renamed if name == "message-id" else name, value) for name, value in PAIRS]
+    assert [pair for pair in pairs_of(record.headers) if pair in theirs] == theirs
+    said = {name.removeprefix("dead-letter-"): value for name, value in record.headers.items()}
+    place = (said["topic"], said["partition"], said["offset"])
+    assert place == (world.topic.encode(), b"0", b"0")
+    return said
 
 
 def test_what_cannot_be_decoded_is_published_to_its_own_topic_as_it_came(
@@ -265,17 +285,7 @@ def test_what_cannot_be_decoded_is_published_to_its_own_topic_as_it_came(
 
             (record,) = await world.records(names[0])
             assert (record.value, record.key) == (raw.value, b"k")
-            renamed = "dead-letter-header-message-id"
-            theirs = [(renamed if name == "message-id" else name, value) for name, value in PAIRS]
-            assert [pair for pair in pairs_of(record.headers) if pair in theirs] == theirs
-            said = {
-                name.removeprefix("dead-letter-"): value for name, value in record.headers.items()
-            }
-            assert (said["topic"], said["partition"], said["offset"]) == (
-                world.topic.encode(),
-                b"0",
-                b"0",
-            )
+            said = said_about(record, world)
             assert said["outcome"] == b"deserialization_failure"
             assert b"not JSON" in said["reason"]
             assert not await world.records(names[1])

@@ -21,6 +21,21 @@ KINDS = {
     "leased": ("consumer", "retry-table", {"leased_claim:after", "leased_complete:before"}),
 }
 PARTS = 2 * len(KINDS)
+WINDOWS = [
+    # kind, which part of the windows, the client of the FastStream broker in front
+    *((kind, 0, "") for kind in KINDS),
+    *(
+        pytest.param(kind, part, behind, marks=pytest.mark.soak)
+        for behind, kinds in {"": KINDS, "aiokafka": ["batched"], "confluent": ["leased"]}.items()
+        for kind in kinds
+        for part in range(0 if behind else 1, PARTS)
+    ),
+]
+
+
+def protocol_for(behind: str, protocol: str) -> GroupProtocol:
+    """Return the group protocol of a service: aiokafka knows one only."""
+    return GroupProtocol.CLASSIC if behind == "aiokafka" else GroupProtocol(protocol)
 
 
 def send_some(scene: KafkaScene, seed: int) -> None:
@@ -30,17 +45,15 @@ def send_some(scene: KafkaScene, seed: int) -> None:
     scene.send_mixed(4, seed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, PARTS))]
-)
+@pytest.mark.parametrize(("kind", "part", "behind"), WINDOWS)
 def test_services_killed_at_one_window_after_another_lose_and_repeat_nothing(
-    make_scene, kind, part
+    make_scene, kind, part, behind
 ):
     """Together the kinds go through every second window; each through each one in the soak."""
     protocol, mode, must_pass = KINDS[kind]
+    protocol = protocol_for(behind, protocol)
     policy = {"retry": {**QUICK_RETRY, "mode": mode}}
-    scene = make_scene(kind, protocol=GroupProtocol(protocol), policy=policy)
+    scene = make_scene(kind, protocol=protocol, policy=policy, behind=behind)
     send_some(scene, 99)
     assert scene.run(crash_at="claim:before").was_killed
     windows = sorted(scene.windows())
@@ -60,15 +73,17 @@ def test_services_killed_at_one_window_after_another_lose_and_repeat_nothing(
 
 
 RANDOM = [
-    # kind, protocol, members, kills, seed
-    ("single", "consumer", 2, 2, 1),
-    ("batched", "classic", 4, 2, 2),
+    # kind, protocol, members, kills, seed, the client of the FastStream broker in front
+    ("single", "consumer", 2, 2, 1, ""),
+    ("batched", "classic", 4, 2, 2, ""),
+    ("batched", "classic", 2, 1, 3, "aiokafka"),
     *(
-        pytest.param(kind, protocol, members, 30, seed, marks=pytest.mark.soak)
-        for seed, (kind, protocol, members) in enumerate(
+        pytest.param(kind, protocol, members, 30, seed, behind, marks=pytest.mark.soak)
+        for seed, (kind, protocol, members, behind) in enumerate(
             [
-                *(("batched", "consumer", 4), ("single", "classic", 2)),
-                *(("leased", "consumer", 2), ("lanes", "classic", 4)),
+                *(("batched", "consumer", 4, ""), ("single", "classic", 2, "")),
+                *(("leased", "consumer", 2, ""), ("lanes", "classic", 4, "")),
+                *(("lanes", "classic", 4, "aiokafka"), ("batched", "consumer", 2, "confluent")),
             ],
             3,
         )
@@ -76,9 +91,9 @@ RANDOM = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "protocol", "members", "kills", "seed"), RANDOM)
+@pytest.mark.parametrize(("kind", "protocol", "members", "kills", "seed", "behind"), RANDOM)
 def test_members_killed_at_random_under_load_lose_and_repeat_nothing(
-    make_scene, kind, protocol, members, kills, seed
+    make_scene, kind, protocol, members, kills, seed, behind
 ):
     mode = ["blocking", "retry-table"][seed % 2]
     scene = make_scene(
@@ -86,6 +101,7 @@ def test_members_killed_at_random_under_load_lose_and_repeat_nothing(
         protocol=GroupProtocol(protocol),
         partitions=4,
         policy={"retry": {**QUICK_RETRY, "mode": mode}},
+        behind=behind,
     )
 
     print(kill_at_random(scene, members, kills, seed))
