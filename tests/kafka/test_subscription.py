@@ -106,7 +106,8 @@ def test_a_static_member_comes_back_without_a_rebalance_and_keeps_its_partitions
         kept, revoked = (member.assignment, other.assignment), []
         other.on_revoked(lambda partitions: revoked.append(partitions))
         await member.close()
-        (group,) = KafkaBroker(url)._admin().describe_consumer_groups([topic]).values()
+        admin = KafkaBroker(url)._admin()
+        (group,) = admin.describe_consumer_groups([topic]).values()
         members = {one.group_instance_id for one in group.result(30).members}
 
         member = await join("a")
@@ -145,7 +146,11 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_group(kafka_server, t
 
 
 @pytest.mark.parametrize("protocol", GroupProtocol)
-def test_a_topic_that_is_made_again_under_a_running_member_stops_it(kafka_server, topic, protocol):
+def test_a_topic_that_is_made_again_under_a_running_member_stops_it(
+    kafka_server, topic, protocol, monkeypatch
+):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
+
     async def scenario():
         broker = KafkaBroker(kafka_server.bootstrap, protocol=protocol)
         await publish(kafka_server, topic, "a", "b")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
 
-from semel.errors import Fenced, NeedsOperator, Retryable
+from semel.errors import Fenced, NeedsOperator, Retryable, SemelError
 from semel.kafka.client import (
     CALL_SECONDS,
     FENCED,
@@ -60,6 +60,13 @@ The broker then gives its partitions to others, after `max.poll.interval.ms`.
 
 AGAIN_SECONDS: Final = 0.2
 """How long to wait before the broker is asked again."""
+
+LOOK_SECONDS: Final = 10.0
+"""How often a member of the classic protocol asks whether its topics are still the same.
+
+The client would read on in a topic that was made again, from the offset of the old one.  With the
+other protocol, the broker takes the partitions of the old topic away.
+"""
 
 TOPIC_ID: Final = "topic-id:"
 """The prefix of the metadata of a commit, which names the topic's id."""
@@ -102,7 +109,7 @@ class KafkaSubscription:
         self._closed = threading.Event()
         self._client: Any = None
         self._paused_there: set[Partition] = set()
-        self._asked_loop = self._loop_answered = time.monotonic()
+        self._asked_loop = self._loop_answered = self._looked = time.monotonic()
         self._has_read = False
         """Something came of each partition of the first assignment: a record, or its end."""
 
@@ -264,6 +271,7 @@ class KafkaSubscription:
             while not self._closing.is_set():
                 self._serve(BUSY_SECONDS if self._buffer else 0.0)
                 self._seek_and_pause()
+                self._look_at_topics()
                 if self._loop_lives():
                     self._poll(0.0 if self._buffer else IDLE_SECONDS)
                 else:
@@ -311,6 +319,20 @@ class KafkaSubscription:
 
     def _answer_for_loop(self) -> None:
         self._loop_answered = time.monotonic()
+
+    def _look_at_topics(self) -> None:
+        """Compare the topics' ids now and then, on another thread: the broker may be away."""
+        now = time.monotonic()
+        if self._protocol is GroupProtocol.CLASSIC and now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            threading.Thread(target=self._compare_topics, daemon=True).start()
+
+    def _compare_topics(self) -> None:
+        seen = {topic: id for topic, id in list(self._topic_ids.items()) if id}
+        with suppress(SemelError):
+            for topic, id in self._ask_topic_ids(seen.keys()).items():
+                if id != seen[topic]:
+                    self._fail(self._made_again(topic, seen[topic], id))
 
     def _has_left(self) -> NoReturn:
         raise Fenced(f"group {self._group}: this member has left")
@@ -479,14 +501,14 @@ class KafkaSubscription:
             seen = self._topic_ids.setdefault(place.topic, noted or now)
             known = next((one for one in (noted, seen) if one and one != now), now)
             if now and now != known:
-                self._fail(
-                    NeedsOperator(
-                        f"group {self._group}: topic {place.topic} was deleted and made again "
-                        f"(id {known} is now {now}): offsets of the old one mean nothing in the "
-                        f"new one; reset the group's offsets with kafka-consumer-groups.sh "
-                        f"--reset-offsets --to-earliest, then start again"
-                    )
-                )
+                self._fail(self._made_again(place.topic, known, now))
+
+    def _made_again(self, topic: str, known: str, now: str) -> NeedsOperator:
+        return NeedsOperator(
+            f"group {self._group}: topic {topic} was deleted and made again (id {known} is now "
+            f"{now}): offsets of the old one mean nothing in the new one; reset the group's "
+            f"offsets with kafka-consumer-groups.sh --reset-offsets --to-earliest, then start again"
+        )
 
     def _on_revoke(self, client: Any, places: list[Any]) -> None:
         self._revoke(_partitions(places))
