@@ -10,7 +10,6 @@ from bench.harness import Benchmark, Row, Scale, Spread, Table, Target, measure,
 from bench.server import Database, postgres
 from semel.messaging.handle.claims import Claimed, ClaimRequest
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
 
 ABOUT = """\
 The same claims, one transaction each, in a table of 100,000 and in one of 10,000,000 earlier ones
@@ -20,7 +19,7 @@ MOST = 1.3
 CLAIMS = 1000
 
 FILL = """
-INSERT INTO processed_message (consumer_name, message_id, state, payload_hash)
+INSERT INTO semel.processed_message (consumer_name, message_id, state, payload_hash)
 SELECT 'billing', md5('{salt}' || n), 'COMPLETED', md5(n::text) || md5(n::text)
 FROM generate_series(1, {rows}) n
 """
@@ -67,12 +66,12 @@ def _place(loop: asyncio.AbstractEventLoop, server: Database, rows: int) -> SqlD
     place = SqlDatabase(server.url.rsplit("/", 1)[0] + f"/{name}")
 
     async def make() -> None:
+        await place.create_tables()
         async with place.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
             await connection.exec_driver_sql(FILL.format(salt=rows, rows=rows))
         async with place.engine.connect() as connection:
             free = await connection.execution_options(isolation_level="AUTOCOMMIT")
-            await free.exec_driver_sql("VACUUM ANALYZE processed_message")
+            await free.exec_driver_sql("VACUUM ANALYZE semel.processed_message")
             await free.exec_driver_sql("CHECKPOINT")
 
     loop.run_until_complete(make())

@@ -22,7 +22,6 @@ from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.batch import consume_many
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
 
 Handle: TypeAlias = Callable[[list[Message]], Coroutine[Any, Any, None]]
 
@@ -111,8 +110,8 @@ class Field:
         self.loop.run_until_complete(self._make())
 
     async def _make(self) -> None:
+        await self.database.create_tables()
         async with self.database.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
             await connection.run_sync(Base.metadata.create_all)
 
     def messages(self, count: int) -> list[Message]:

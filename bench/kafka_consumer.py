@@ -30,7 +30,6 @@ from semel.messaging.settings import RunnerSettings
 from semel.policy.vocabulary import Mode
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
 
 Handler: TypeAlias = Callable[[Message, Any], Coroutine[Any, Any, None]]
 
@@ -217,8 +216,8 @@ class Field:
 
     async def _make(self) -> None:
         database = SqlDatabase(self.server.url)
+        await database.create_tables()
         async with database.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
             await connection.run_sync(Base.metadata.create_all)
         await database.close()
 
@@ -238,7 +237,7 @@ class Field:
         """Handle a new backlog, count what came of it, and return the seconds it took."""
         topic = self.cluster.new_topic()
         self.cluster.fill(topic, _backlog(topic, count, keys))
-        self.server.clear("payment", "processed_message")
+        self.server.clear("payment", "semel.processed_message")
         database = SqlDatabase(self.server.url)
         work = Work(self.cluster.bootstrap, database, topic, calls)
         with self.cluster.watch(GROUP, topic) as wait_until_committed:
@@ -254,7 +253,7 @@ class Field:
     def _check(self, count: int) -> None:
         rows = self.server.count("payment")
         distinct = self.server.count("(SELECT DISTINCT message_id FROM payment) p")
-        claims = self.server.count("processed_message")
+        claims = self.server.count("semel.processed_message")
         if {rows, distinct, claims} != {count}:
             raise ValueError(f"{rows} rows, {distinct} different, {claims} claims of {count}")
 

@@ -22,7 +22,6 @@ from bench.server import Database, postgres
 from semel.kafka.broker import KafkaBroker
 from semel.messaging.send.relay import Relay
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
 from semel.testing.services.jars import services_folder
 
 RELAY: Final = "relay"
@@ -46,7 +45,7 @@ keeps no order. It is timed on fewer messages, and installed for this benchmark 
 PAYLOAD = """convert_to(rpad('{"n": ' || i || ', "pad": "', 178, 'x') || '"}', 'UTF8')"""
 
 FILL_OURS = f"""
-INSERT INTO outbox_message (outbox, message_id, topic, key, payload, created_at)
+INSERT INTO semel.outbox_message (outbox, message_id, topic, key, payload, created_at)
 SELECT 'outbox', gen_random_uuid()::text, '{{topic}}', 'key-' || mod(i, {KEYS}), {PAYLOAD}, 1
   FROM generate_series(1, {{count}}) i
 """
@@ -73,7 +72,7 @@ class Field:
 
     def ours(self, count: int) -> float:
         """Time semel's relay and return the seconds per message."""
-        return self._timed(count, "outbox_message", FILL_OURS, self._relay)
+        return self._timed(count, "semel.outbox_message", FILL_OURS, self._relay)
 
     def theirs(self, count: int, broker_of: BrokerOf) -> float:
         """Time faststream-outbox and return the seconds per message."""
@@ -81,10 +80,11 @@ class Field:
         return self._timed(count, "their_outbox", FILL_THEIRS, send)
 
     async def make(self, tables: MetaData) -> None:
-        """Create tables."""
+        """Create their tables, and ours."""
         database = SqlDatabase(self.server.url)
         async with database.engine.begin() as connection:
             await connection.run_sync(tables.create_all)
+        await database.create_tables()
         await database.close()
 
     def _timed(self, count: int, table: str, fill: str, send: Send) -> float:
@@ -193,8 +193,7 @@ def run(scale: Scale) -> list[Table]:
         why = str(error)
     with postgres() as server, kafka() as cluster:
         field = Field(server, cluster)
-        for each in (metadata, tables):
-            asyncio.run(field.make(each))
+        asyncio.run(field.make(tables))
         alternatives = {RELAY: partial(field.ours, many)}
         if not why:
             best = tuned(max_workers=WORKERS, fetch_batch_size=500, terminal_flush_batch_size=100)

@@ -6,16 +6,16 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from sqlalchemy import delete, select
+from sqlalchemy import MetaData, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from bench.harness import Benchmark, Row, Scale, Spread, Table, Target, Times, measure
 from bench.server import Database, postgres
 from semel.messaging.receive.broker import Outgoing
 from semel.messaging.send.relay import Relay
+from semel.messaging.tables import SCHEMA
 from semel.sql.database import SqlDatabase
 from semel.sql.tables import outbox_message
-from semel.sql.types import metadata
 
 RELAY = "relay"
 LOOP = "one message per transaction"
@@ -32,7 +32,7 @@ usually written by hand: lock the oldest message, publish it, delete it, commit.
 fewer messages."""
 
 FILL = f"""
-INSERT INTO outbox_message (outbox, message_id, topic, key, payload, created_at)
+INSERT INTO semel.outbox_message (outbox, message_id, topic, key, payload, created_at)
 SELECT 'outbox', gen_random_uuid()::text, 'payments', 'key-' || mod(i, {KEYS}),
        convert_to(rpad(i::text, 180, 'x'), 'UTF8'), 1
   FROM generate_series(1, %d) i
@@ -109,8 +109,7 @@ def _table(times: Times, many: int) -> Table:
 def _create(server: Database) -> None:
     async def create() -> None:
         database = SqlDatabase(server.url)
-        async with database.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
+        await database.create_tables()
         await database.close()
 
     asyncio.run(create())
@@ -122,8 +121,8 @@ def _timed(
     send: Callable[[SqlDatabase, Counting], Awaitable[None]],
     broker: Counting | None = None,
 ) -> float:
-    server.run("TRUNCATE outbox_message", FILL % messages)
-    server.run("VACUUM ANALYZE outbox_message", "CHECKPOINT")
+    server.run("TRUNCATE semel.outbox_message", FILL % messages)
+    server.run("VACUUM ANALYZE semel.outbox_message", "CHECKPOINT")
     counting = broker or Counting()
 
     async def whole() -> float:
@@ -137,7 +136,7 @@ def _timed(
         return seconds
 
     seconds = asyncio.run(whole())
-    if counting.count != messages or server.count("outbox_message") != 0:
+    if counting.count != messages or server.count("semel.outbox_message") != 0:
         raise ValueError(f"{counting.count} of {messages} messages were sent")
     return seconds
 
@@ -147,7 +146,7 @@ async def _relay(database: SqlDatabase, broker: Counting) -> None:
 
 
 async def _loop(database: SqlDatabase, broker: Counting) -> None:
-    table = outbox_message
+    table = outbox_message.to_metadata(MetaData(), schema=SCHEMA)
     oldest = select(table).order_by(table.c.place).limit(1).with_for_update()
     while True:
         async with AsyncSession(database.engine) as session, session.begin():

@@ -174,7 +174,7 @@ def mend(run: Run, plan: Plan, folder: Path, console: Console) -> None:
 
 
 def _waiting(run: Run) -> int:
-    return run.ask("SELECT count(*) FROM waiting_message")[0][0]
+    return run.ask("SELECT count(*) FROM semel.waiting_message")[0][0]
 
 
 def audited(run: Run, variant: Variant, plan: Plan) -> Audit:
@@ -183,7 +183,7 @@ def audited(run: Run, variant: Variant, plan: Plan) -> Audit:
     (found,) = audit_sinks([payment.entry for payment in plan.payments()], {"e": rows}).sinks
     letters = waiting = 0
     if variant is Variant.SEMEL:
-        letters, waiting = run.ask("SELECT count(*) FROM dead_letter")[0][0], _waiting(run)
+        letters, waiting = run.ask("SELECT count(*) FROM semel.dead_letter")[0][0], _waiting(run)
     wrong = len(found.duplicated), len(found.missing), len(found.foreign)
     return Audit(variant, len(rows), *wrong, letters, waiting)
 

@@ -34,10 +34,15 @@ from semel.messaging.send.relay import is_relayed_here, wake_relays
 
 
 class Outbox:
-    """One outbox, by its name; its entries are in the database of the session."""
+    """One outbox, by its name; its entries are in the database of the session.
 
-    def __init__(self, name: str = "outbox") -> None:
+    In a session of your own, *schema* says where semel's tables are on PostgreSQL, if that is
+    neither the schema ``semel`` nor one of the search path.
+    """
+
+    def __init__(self, name: str = "outbox", *, schema: str | None = None) -> None:
         self.name = name
+        self.schema = schema
 
     async def add(
         self,
@@ -87,7 +92,7 @@ class Outbox:
         # Imported here, because only programs that send need SQLAlchemy.
         from semel.sql.outbox import after_commit, store_of
 
-        store: OutboxStore = store_of(session)
+        store: OutboxStore = store_of(session, self.schema)
         entry = OutboxEntry(
             message_id,
             topic,
@@ -117,7 +122,7 @@ class Outbox:
         """
         from semel.sql.outbox import store_of
 
-        store: OutboxStore = store_of(session)
+        store: OutboxStore = store_of(session, self.schema)
         return await store.cancel(self.name, message_id)
 
 

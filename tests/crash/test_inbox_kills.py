@@ -14,7 +14,6 @@ from semel.messaging.receive.broker import INBOX
 from semel.messaging.receive.inbox import Inbox
 from semel.messaging.records import DeadLetterFilter
 from semel.sql.database import SqlDatabase
-from semel.sql.tables import metadata
 from semel.testing.kill import EndedProcess, Zygote
 from tests.crash.inbox_program import effect, effects, message, stock
 
@@ -44,8 +43,8 @@ class Scene:
         self._program = inboxes.program(folder / "log", url)
 
         async def create(database: SqlDatabase) -> None:
+            await database.create_tables()
             async with database.engine.begin() as connection:
-                await connection.run_sync(metadata.create_all)
                 await connection.run_sync(effects.create_all)
 
         self._with_database(create)

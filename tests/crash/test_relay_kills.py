@@ -15,7 +15,6 @@ import pytest
 from semel.crashpoints import CrashPoint
 from semel.messaging.send.outbox import OutboxEntry
 from semel.sql.database import SqlDatabase
-from semel.sql.tables import metadata
 from semel.testing.kill import Running, Zygote
 from tests.crash.relay_program import BATCH
 from tests.messaging.outgoing import by_key
@@ -70,8 +69,7 @@ class Scene:
 
     async def _create(self) -> None:
         database = SqlDatabase(self.url)
-        async with database.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
+        await database.create_tables()
         await database.close()
 
     async def _fill(self, names: list[str]) -> None:

@@ -22,7 +22,6 @@ from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.operate.replay import ReplayReport, report_of
 from semel.operate.replay_message import ReplayResult
 from semel.sql.database import SqlDatabase
-from semel.sql.tables import metadata
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(300)]
 
@@ -70,8 +69,8 @@ class Shop:
 
     async def _fill(self) -> None:
         database = SqlDatabase(self.url)
+        await database.create_tables()
         async with database.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
             await connection.execute(text("CREATE TABLE paid (id text)"))
         for message_id in IDS:
             raw, headers = b"{}", {"message-id": message_id.encode()}

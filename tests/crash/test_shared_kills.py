@@ -12,7 +12,6 @@ from semel.memory.broker import FileBroker
 from semel.memory.broker_groups import Patience
 from semel.messaging.handle.claims import ClaimState
 from semel.sql.database import SqlDatabase
-from semel.sql.tables import metadata
 from semel.testing.kill import Zygote
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]
@@ -51,8 +50,7 @@ def test_what_runs_beside_a_killer_is_never_parked_for_it(services, tmp_path, re
 
 async def prepare(url: str, folder: Path) -> None:
     database = SqlDatabase(url)
-    async with database.engine.begin() as connection:
-        await connection.run_sync(metadata.create_all)
+    await database.create_tables()
     await database.close()
     broker = FileBroker(folder, dict.fromkeys(SENT, 1), patience=Patience(session_seconds=1.0))
     for topic, ids in SENT.items():

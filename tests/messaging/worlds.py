@@ -18,7 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.clock import Clock
 from semel.sql.database import SqlDatabase
-from semel.sql.engine import LOCK_SECONDS, keeper_of
+from semel.sql.engine import LOCK_SECONDS, keeper_of, open_engine
+from semel.sql.schema import create
 from semel.sql.types import metadata
 from semel.testing.clock import SimulatedClock
 from semel.testing.services import PostgresServer
@@ -162,11 +163,9 @@ async def sqlite_world(folder: Path) -> AsyncIterator[DatabaseWorld]:
 @asynccontextmanager
 async def postgres_world(server: PostgresServer) -> AsyncIterator[DatabaseWorld]:
     """One database per server, emptied for every test: making one takes a second."""
-    is_new = server not in _made
-    if is_new:
-        _made[server] = server.create_database(f"messaging_{next(_numbers)}")
-    opened = sql_world if is_new else _opened
-    async with opened(_made[server], waits_for_locks=True) as world:
+    if server not in _made:
+        _made[server] = await _made_in(server)
+    async with _opened(_made[server], waits_for_locks=True) as world:
         await _empty(world)
         yield world
 
@@ -174,14 +173,25 @@ async def postgres_world(server: PostgresServer) -> AsyncIterator[DatabaseWorld]
 _made: WeakKeyDictionary[PostgresServer, str] = WeakKeyDictionary()
 
 
+async def _made_in(server: PostgresServer) -> str:
+    name = f"messaging_{next(_numbers)}"
+    engine = open_engine(server.create_database(name))
+    # So that the statements of tests need not name the schema of semel's tables.
+    async with engine.begin() as connection:
+        await connection.execute(text(f"ALTER DATABASE {name} SET search_path = public, semel"))
+    await create(engine)
+    await engine.dispose()
+    return server.url_of(name)
+
+
 EMPTY = f"""DO $$ DECLARE name text; BEGIN
-    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public'
-        AND tablename NOT IN ({", ".join(f"'{name}'" for name in metadata.tables)}) LOOP
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
         EXECUTE format('DROP TABLE %I CASCADE', name);
     END LOOP;
-    {" ".join(f"DELETE FROM {name};" for name in metadata.tables)}
-    FOR name IN SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL LOOP
-        PERFORM setval(quote_ident(name), 1, false);
+    {" ".join(f"DELETE FROM semel.{name};" for name in metadata.tables)}
+    FOR name IN SELECT format('%I.%I', schemaname, sequencename) FROM pg_sequences
+        WHERE last_value IS NOT NULL LOOP
+        PERFORM setval(name::regclass, 1, false);
     END LOOP;
 END $$"""
 """Empties semel's tables and drops any other: two tests may mean different ones by one name."""

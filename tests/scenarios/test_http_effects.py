@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import text
 
 from semel.sql.database import SqlDatabase
-from semel.sql.tables import metadata
 from semel.testing.kill import Forked, Zygote
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]
@@ -82,10 +81,10 @@ class Shop:
     async def _create(self) -> None:
         database = SqlDatabase(self.url)
         async with database.engine.begin() as connection:
-            await connection.run_sync(metadata.drop_all)
-            await connection.run_sync(metadata.create_all)
+            await connection.execute(text("DROP SCHEMA IF EXISTS semel CASCADE"))
             await connection.execute(text("DROP TABLE IF EXISTS charge"))
             await connection.execute(text("CREATE TABLE charge (id text)"))
+        await database.create_tables()
         await database.close()
 
     async def _charged(self) -> list[str]:

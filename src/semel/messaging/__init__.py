@@ -12,6 +12,7 @@
     records     the rows: claims, waiting messages, dead letters
     changes     what a batch on Spark changes in these rows
     database    the protocol of the stores
+    tables      where a PostgreSQL database has the tables
     classic     the class for those who own their sessions
     receive/  handle/  failed/  send/    the four stations
 

@@ -529,6 +529,9 @@ class SchemaChange:
 
     after: int
 
+    schema: str | None = field(default=None, compare=False)
+    """The schema of the tables; null on SQLite."""
+
     @property
     def changed(self) -> bool:
         """Whether anything was done."""

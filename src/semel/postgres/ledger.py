@@ -126,8 +126,8 @@ class PostgresLedger(SqlLedger):
     def backup(self, destination: str | Path) -> NoReturn:
         """Raise an error with the `pg_dump` command that copies the ledger.
 
-        It names only the ledger's tables: a sink may keep its records in the same schema, and
-        those must not be restored with the ledger.
+        It names only the ledger's tables: sinks and consumers may have theirs in the same schema,
+        and those must not be restored with the ledger.
 
         Raises:
             Misuse: always.
@@ -136,7 +136,8 @@ class PostgresLedger(SqlLedger):
         place = masked(url).replace(f":{HIDDEN}@", "@")
         raise Misuse(
             f"copy a ledger in PostgreSQL with: pg_dump --format=custom "
-            f"--table='{schema}.semel_*' --file={shlex.quote(str(destination))} "
+            f"--table='{schema}.semel_*' --exclude-table='{schema}.semel_messaging' "
+            f"--file={shlex.quote(str(destination))} "
             f"--dbname={shlex.quote(place)}"
         )
 

@@ -19,6 +19,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     BigInteger,
@@ -71,6 +72,7 @@ from semel.messaging.handle.claims import (
 )
 from semel.messaging.records import original_id, stored_id
 from semel.messaging.redact import reason_of
+from semel.messaging.tables import FIND, found
 from semel.operate.stores import plain
 from semel.policy.vocabulary import StalePolicy
 from semel.sql.engine import LOCK_SECONDS, SUPPORTED
@@ -81,8 +83,9 @@ from semel.sql.faults import (
     translated,
     translated_error,
 )
+from semel.sql.schema import learn_naming, no_tables
 from semel.sql.session import Beginning, HandlerSession
-from semel.sql.store import insert_new, is_over, record_of, stored_name
+from semel.sql.store import insert_new, is_over, naming_in, record_of, stored_name
 from semel.sql.tables import processed_message
 from semel.sql.types import now_us, to_seconds, to_us
 
@@ -430,9 +433,12 @@ class SqlAlchemyProcessedMessageStore:
     Any `AsyncSession` will do.  If the transaction begins with a claim, it is READ COMMITTED on
     PostgreSQL, regardless of the engine's default.  On SQLite the engine must come from
     `semel.sql.engine`.  After `Locked` or any other error, roll the transaction back.
+
+    *schema* says where semel's tables are on PostgreSQL, if that is neither the schema ``semel``
+    nor one of the search path.
     """
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, *, schema: str | None = None) -> None:
         given: object = session
         if isinstance(given, Session | scoped_session):
             raise Misuse(
@@ -441,6 +447,7 @@ class SqlAlchemyProcessedMessageStore:
                 f"semel.messaging.claim_sync"
             )
         self._session = session
+        self._schema = schema
         self._beginning = Beginning(session)
 
     @property
@@ -717,11 +724,18 @@ class SqlAlchemyProcessedMessageStore:
         how = translated if isinstance(self._session, HandlerSession) else claiming
         async with how(what):
             await self._beginning.begin()
-            return await self._session.execute(statement, values)  # type: ignore[return-value]
+            options = await naming_in(self._session, self._schema)
+            done: Any = await self._session.execute(statement, values, execution_options=options)
+            return done  # type: ignore[no-any-return]
 
 
 def claim_sync(
-    transaction: Any, *, consumer: str, message_id: str | int | UUID, payload: bytes | None = None
+    transaction: Any,
+    *,
+    consumer: str,
+    message_id: str | int | UUID,
+    payload: bytes | None = None,
+    schema: str | None = None,
 ) -> bool:
     """Claim a message in the open transaction of a program without asyncio.
 
@@ -729,6 +743,8 @@ def claim_sync(
     connection of psycopg, psycopg2 or sqlite3.  The caller commits the claim together with its
     own rows, or rolls both back.  If a `Session` begins with the claim, its transaction is READ
     COMMITTED on PostgreSQL.  *payload* tells a duplicate from another message with the same id.
+    *schema* says where semel's tables are on PostgreSQL, if that is neither the schema ``semel``
+    nor one of the search path.
 
     True: handle the message.  False: it was handled before.
 
@@ -740,7 +756,8 @@ def claim_sync(
     """
     message_id = producer_id(message_id)
     request = ClaimRequest(message_id, "" if payload is None else digest_of(payload))
-    answer = _without_waiting(_BlockingClaims(transaction).try_claim(consumer, request))
+    claims = _BlockingClaims(transaction, schema)
+    answer = _without_waiting(claims.try_claim(consumer, request))
     return _is_claimed(consumer, message_id, answer)
 
 
@@ -768,7 +785,8 @@ def _without_waiting(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
 class _BlockingClaims(SqlAlchemyProcessedMessageStore):
     """The claims on a connection that blocks: no coroutine of it ever waits."""
 
-    def __init__(self, transaction: Any) -> None:
+    def __init__(self, transaction: Any, schema: str | None) -> None:
+        self._schema = schema
         self._connection = driver = _connection_of(transaction)
         if isinstance(driver, Connection):
             is_nested, driver = driver.in_nested_transaction(), driver.connection.dbapi_connection
@@ -787,11 +805,15 @@ class _BlockingClaims(SqlAlchemyProcessedMessageStore):
 
     async def _row(self, statement: Executable, me: ClaimAsked, values: Any) -> Any:
         if isinstance(self._connection, Connection):
-            async with translated(str(me)):
-                return self._connection.execute(statement, values).one_or_none()
+            async with claiming(str(me)):
+                options = learn_naming(self._connection, self._schema)
+                done = self._connection.execute(statement, values, execution_options=options)
+                return done.one_or_none()
         driver = self._connection
         try:
-            return _driver_row(driver, _compiled(statement, _dialect_of(driver)), values)
+            dialect = _dialect_of(driver)
+            compiled = _compiled(statement, dialect, _driver_schema(driver, dialect, self._schema))
+            return _driver_row(driver, compiled, values)
         except driver.Error as error:
             if ours := translated_error(error, str(me)):
                 raise ours from error
@@ -875,27 +897,55 @@ def _refuse_autocommit(driver: Any) -> None:
         )
 
 
+_SCHEMAS: Final[WeakKeyDictionary[Any, dict[str | None, str]]] = WeakKeyDictionary()
+
+
+def _driver_schema(driver: Any, dialect: str, schema: str | None) -> str | None:
+    """Return the schema of the tables; each connection of PostgreSQL is asked once.
+
+    Raises:
+        TablesMissing: there are no tables.
+        Misuse: a schema is named on SQLite, or there are two that may be meant.
+    """
+    if dialect != "postgresql":
+        if schema is not None:
+            raise Misuse(f"{dialect} has no schemas: leave out schema={schema!r}")
+        return None
+    known = _SCHEMAS.setdefault(driver, {})
+    if schema not in known:
+        tables = found([tuple(row.values()) for row in _driver_rows(driver, FIND)], schema)
+        if not tables.are_there:
+            raise no_tables("the database of this connection", tables)
+        known[schema] = tables.schema
+    return known[schema]
+
+
 @cache
-def _compiled(statement: Any, dialect: str) -> Compiled:
+def _compiled(statement: Any, dialect: str, schema: str | None) -> Compiled:
     """Return the text of a statement, with the parameters as the driver names them."""
     kind: Any = psycopg.dialect if dialect == "postgresql" else sqlite.dialect
     style = "pyformat" if dialect == "postgresql" else "named"
-    compiled: Compiled = statement.compile(dialect=kind(paramstyle=style))
+    compiled: Compiled = statement.compile(
+        dialect=kind(paramstyle=style),
+        schema_translate_map={None: schema} if schema else None,
+        render_schema_translate=schema is not None,
+    )
     return compiled
 
 
 def _driver_row(driver: Any, compiled: Compiled, values: Mapping[str, Any]) -> Any:
     """Run a statement on a driver's own connection; return the row as SQLAlchemy shows rows."""
+    rows = _driver_rows(driver, str(compiled), compiled.construct_params(values))
+    return SimpleNamespace(_mapping=rows[0], **rows[0]) if rows else None
+
+
+def _driver_rows(driver: Any, statement: str, *values: Any) -> list[dict[str, Any]]:
     cursor = driver.cursor()
     try:
-        cursor.execute(str(compiled), compiled.construct_params(values))
+        cursor.execute(statement, *values)
         # All of them: SQLite ends a statement with RETURNING when its last row is read.
-        found = cursor.fetchall()
+        rows = [row.values() if isinstance(row, Mapping) else row for row in cursor.fetchall()]
         names = [column[0] for column in cursor.description]
     finally:
         cursor.close()
-    if not found:
-        return None
-    row = found[0].values() if isinstance(found[0], Mapping) else found[0]
-    columns = dict(zip(names, row, strict=True))
-    return SimpleNamespace(_mapping=columns, **columns)
+    return [dict(zip(names, row, strict=True)) for row in rows]

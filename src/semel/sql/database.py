@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from sqlalchemy.pool import QueuePool
 from semel.errors import Misuse
 from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import Locked
+from semel.messaging.tables import checked, split_schema
 from semel.operate.stores import RowChange
 from semel.secrets import masked
 from semel.sql.bookkeeping import SqlMembers, SqlOutcomeStore, SqlVersions
@@ -35,7 +36,7 @@ from semel.sql.faults import (
 from semel.sql.inbox import SqlInboxStore
 from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlReplays, SqlRevisions
 from semel.sql.outbox import SqlOutboxStore
-from semel.sql.schema import create, require_version
+from semel.sql.schema import create, find, naming, require_version
 from semel.sql.session import (
     FAILED,
     HandlerSession,
@@ -116,6 +117,9 @@ class SqlDatabase:
     ``SqlDatabase("sqlite://")`` is a new database in memory, for tests and for trying things
     out.  It has one connection, so one unit waits for the other, and its data end with this
     object.  Create its tables with `create_tables`, as in any other database.
+
+    On PostgreSQL the tables are in the *schema*, which a URL may name, too: ``?schema=billing``.
+    Without one they are where the search path finds them, or else in the schema ``semel``.
     """
 
     def __init__(
@@ -124,16 +128,20 @@ class SqlDatabase:
         *,
         lock_seconds: float = LOCK_SECONDS,
         session_options: dict[str, Any] | None = None,
+        schema: str | None = None,
     ) -> None:
         self._is_own = isinstance(engine, str)
         if isinstance(engine, str):
+            engine, of_url = split_schema(engine)
+            schema = of_url if schema is None else schema
             engine = open_engine(engine, lock_seconds)
+        self.schema = None if schema is None else checked(schema)
         self.engine = made_ready(engine, lock_seconds)
         guard_transactions(self.engine)
         self.classification: Classification = SQL_CLASSIFICATION
         self._lock_seconds = lock_seconds
         self._session_options = session_options or {}
-        self._is_known = False
+        self._naming: dict[str, Any] | None = None
         # A database in memory has one connection: only one unit may be open at a time.
         self._turns = asyncio.Lock() if is_in_memory(self.engine.url) else None
         self._options: dict[str, Any] = {}
@@ -165,7 +173,7 @@ class SqlDatabase:
             Misuse: the role may not create tables.
             Retryable: the database does not answer.
         """
-        await create(self.engine)
+        await create(self.engine, self.schema)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[SqlUnit]:
@@ -180,10 +188,9 @@ class SqlDatabase:
             SchemaUnusable: semel's tables are missing, older or newer.
         """
         async with self._turn():
-            if not self._is_known:
-                await require_version(self.engine)
-                self._is_known = True
-            async with self._unit() as unit:
+            if self._naming is None:
+                self._naming = naming(await require_version(self.engine, self.schema))
+            async with self._unit(self._naming) as unit:
                 yield unit
 
     @asynccontextmanager
@@ -205,7 +212,7 @@ class SqlDatabase:
             self._turns.release()
 
     @asynccontextmanager
-    async def _unit(self) -> AsyncIterator[SqlUnit]:
+    async def _unit(self, names: Mapping[str, Any]) -> AsyncIterator[SqlUnit]:
         connection = UnitConnection(self.engine)
         async with translated("the database"):
             await connection.start()
@@ -215,7 +222,7 @@ class SqlDatabase:
                 transaction = await connection.begin()
                 connection.info.pop(FAILED, None)
                 await self._limit_locks(connection)
-            session = HandlerSession(connection, **self._session_options)
+            session = HandlerSession(connection, names, **self._session_options)
             # The session takes its connection now, so that SQLAlchemy itself refuses
             # `session.begin()` in a handler.
             await session.connection()
@@ -291,13 +298,13 @@ async def open_existing(url: str) -> SqlDatabase:
         Permanent: the file is not a database.
         Retryable: it does not answer.
     """
-    parsed = read_url(url)
+    parsed = read_url(split_schema(url)[0])
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         raise Misuse(f"there is no file {parsed.database or ':memory:'}")
     database = SqlDatabase(url)
     try:
         async with opening(f"database {masked(url)}"), database.engine.connect() as connection:
-            missing = await connection.run_sync(_missing_tables)
+            missing = await connection.run_sync(_missing_tables, database.schema)
     except BaseException:
         await database.close()
         raise
@@ -311,5 +318,7 @@ async def open_existing(url: str) -> SqlDatabase:
     return database
 
 
-def _missing_tables(connection: Connection) -> list[str]:
-    return sorted(set(metadata.tables) - set(inspect(connection).get_table_names()))
+def _missing_tables(connection: Connection, schema: str | None) -> list[str]:
+    tables = find(connection, schema)
+    there = inspect(connection).get_table_names(schema=None if tables is None else tables.schema)
+    return sorted(set(metadata.tables) - set(there))

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import History, get_history
 
 from semel.operate.stores import Change, RowChange, all_shown
+from semel.sql.store import naming_in
 from semel.sql.tables import metadata
 
 IMMEDIATE: Final = text("SET CONSTRAINTS ALL IMMEDIATE")
@@ -86,7 +87,7 @@ async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
         IntegrityError: the commit of what the block wrote would be refused.
     """
     before = await _violations(session)
-    watcher = _Watcher()
+    watcher = _Watcher(await naming_in(session))
     connection = (await session.connection()).sync_connection
     inside = session.sync_session
     listeners = (
@@ -108,7 +109,10 @@ async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
 class _Watcher:
     """Listens to one session and its connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, naming: Mapping[str, Any]) -> None:
+        space = naming.get("schema_translate_map", {}).get(None)
+        # A user may have tables of the same names in another schema.
+        self._ours = {name if space is None else f"{space}.{name}" for name in metadata.tables}
         self.found: list[RowChange] = []
         self._is_flushing = False
 
@@ -133,9 +137,9 @@ class _Watcher:
         if self._is_flushing:
             return  # `after_flush` reports these changes, with old and new values
         what = _what(statement)
-        if what is None or what[1] in metadata.tables:
+        if what is None or what[1] in self._ours:
             return
-        change, table = what
+        change, table = what[0], what[1].rpartition(".")[2]
         rows = cursor.rowcount
         compiled = getattr(context, "compiled_parameters", None) or []
         text = " ".join(_LITERAL.sub("'…'", statement).split())[:LONGEST_STATEMENT]
@@ -151,8 +155,7 @@ def _what(statement: str) -> tuple[Change, str] | None:
     found = _CHANGES.search(" ".join(statement.split()))
     if found is None:
         return None
-    table = found["table"].replace('"', "").rpartition(".")[2]
-    return _VERBS[found["verb"].split()[0].lower()], table
+    return _VERBS[found["verb"].split()[0].lower()], found["table"].replace('"', "")
 
 
 def _parameters(compiled: list[Mapping[str, Any]], raw: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from semel.errors import Misuse, reason_of
+from semel.messaging.tables import split_schema
 from semel.secrets import create_private, masked
 
 DRIVERS: Final = {
@@ -152,11 +153,13 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
     SQLAlchemy names them.  ``sqlite://`` alone is a new database in memory.  The URL may have
     settings of PostgreSQL's own clients, as ``?sslmode=require``.
 
+    A ``?schema=`` in it is left out: it is for `SqlDatabase`.
+
     Raises:
         Misuse: *url* is not a URL, or names another database, a driver that is not installed,
             or a setting that the driver does not know.
     """
-    parsed = read_url(url)
+    parsed = read_url(split_schema(url)[0])
     if parsed.get_backend_name() not in SUPPORTED:
         raise Misuse(
             f"{masked(url)}: claims are kept in PostgreSQL or SQLite; "
@@ -286,7 +289,7 @@ def listen_once(
     Engines that differ only in their execution options count as one: they share their
     connections.
     """
-    inside = _whole(engine.sync_engine)
+    inside = inner_engine(engine.sync_engine)
     known = _LISTENING.setdefault(inside, set())
     if (name, listener) in known:
         return False
@@ -295,7 +298,8 @@ def listen_once(
     return True
 
 
-def _whole(engine: Engine) -> Engine:
+def inner_engine(engine: Engine) -> Engine:
+    """Return the engine without execution options: the same one for all that share connections."""
     while (proxied := getattr(engine, "_proxied", None)) is not None:
         engine = proxied
     return engine

@@ -20,28 +20,31 @@ from semel.errors import Misuse
 from semel.messaging.redact import reason_of
 from semel.messaging.send.relay import Relay
 from semel.sql.database import SqlDatabase
+from semel.sql.schema import learn_naming, qualified
+from semel.sql.tables import outbox_message
 
 log = logging.getLogger("semel.messaging")
 CHANNEL: Final = "semel_outbox"
 RECONNECT_SECONDS: Final = 1.0
 
+# Names in braces get the schema of the tables.
 INSTALL: Final = (
-    f"""
-    CREATE OR REPLACE FUNCTION semel_outbox_signal() RETURNS trigger LANGUAGE plpgsql AS $$
+    """
+    CREATE OR REPLACE FUNCTION {semel_outbox_signal}() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
-        PERFORM pg_notify('{CHANNEL}', of.outbox) FROM (SELECT DISTINCT outbox FROM added) of;
+        PERFORM pg_notify('semel_outbox', of.outbox) FROM (SELECT DISTINCT outbox FROM added) of;
         RETURN NULL;
     END $$
     """,
     """
-    CREATE OR REPLACE TRIGGER semel_outbox_signal AFTER INSERT ON outbox_message
+    CREATE OR REPLACE TRIGGER semel_outbox_signal AFTER INSERT ON {outbox_message}
     REFERENCING NEW TABLE AS added
-    FOR EACH STATEMENT EXECUTE FUNCTION semel_outbox_signal()
+    FOR EACH STATEMENT EXECUTE FUNCTION {semel_outbox_signal}()
     """,
 )
 REMOVE: Final = (
-    "DROP TRIGGER IF EXISTS semel_outbox_signal ON outbox_message",
-    "DROP FUNCTION IF EXISTS semel_outbox_signal()",
+    "DROP TRIGGER IF EXISTS semel_outbox_signal ON {outbox_message}",
+    "DROP FUNCTION IF EXISTS {semel_outbox_signal}()",
 )
 
 
@@ -111,5 +114,10 @@ class OutboxSignal:
 
     async def _execute(self, statements: tuple[str, ...]) -> None:
         async with self._database.engine.begin() as connection:
+            names = await connection.run_sync(learn_naming, self._database.schema)
+            texts = {
+                name: qualified(name, connection.dialect, names)
+                for name in (outbox_message.name, "semel_outbox_signal")
+            }
             for statement in statements:
-                await connection.execute(text(statement))
+                await connection.execute(text(statement.format(**texts)))

@@ -25,6 +25,7 @@ from semel.operate.stores import (
     plain,
     recorded,
 )
+from semel.sql.schema import qualified
 from semel.sql.store import (
     RecordStore,
     Store,
@@ -33,6 +34,7 @@ from semel.sql.store import (
     insert_new,
     is_older,
     matching,
+    naming_in,
     original_names,
     record_of,
     stored_names,
@@ -240,7 +242,9 @@ class SqlReplays(RecordStore[ReplayRun]):
         if connection.dialect.name == "postgresql":
             # A replay that begins has no row to lock yet, so lock the table.  Not in SHARE mode:
             # two transactions that then delete replays would deadlock.  SQLite has one writer.
-            await self._run(text(f"LOCK TABLE {replay_run.name} IN SHARE ROW EXCLUSIVE MODE"))
+            naming = await naming_in(self._session)
+            table = qualified(replay_run.name, connection.dialect, naming)
+            await self._run(text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
         names = select(_RUN.name).where(_RUN.consumer == consumer, _RUN.state.not_in(_OVER))
         return list((await self._run(names.order_by(_RUN.name))).scalars())
 

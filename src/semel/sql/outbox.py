@@ -48,7 +48,7 @@ from semel.messaging.send.outbox import (
 )
 from semel.sql.faults import translated
 from semel.sql.session import HandlerSession
-from semel.sql.store import Store, insert_new
+from semel.sql.store import Store, insert_new, naming_in
 from semel.sql.tables import outbox_leader, outbox_message
 from semel.sql.types import MICROSECONDS, among, now_us, seconds_or_none, to_seconds, to_us
 
@@ -191,6 +191,10 @@ class SqlOutboxStore(Store):
 
     what = "the outbox"
 
+    def __init__(self, session: AsyncSession, schema: str | None = None) -> None:
+        super().__init__(session)
+        self._schema = schema
+
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
         new: dict[tuple[str, str], OutboxEntry] = {}
         for entry in entries:
@@ -309,11 +313,12 @@ class SqlOutboxStore(Store):
             binds = {"clause": outbox_message}
             # Not through the handler's session, which would first flush the rows of other messages.
             connection = await AsyncSession.connection(self._session, bind_arguments=binds)
-            return await connection.execute(statement, values)
+            options = await naming_in(self._session, self._schema)
+            return await connection.execute(statement, values, execution_options=options)
 
 
-def store_of(session: object) -> SqlOutboxStore:
-    """Return the outbox in the transaction of a session.
+def store_of(session: object, schema: str | None = None) -> SqlOutboxStore:
+    """Return the outbox in the transaction of a session, in the *schema* of a caller's own.
 
     Raises:
         Misuse: it is not an `AsyncSession` of SQLAlchemy.
@@ -325,7 +330,7 @@ def store_of(session: object) -> SqlOutboxStore:
             f"the outbox writes into an AsyncSession's transaction; this is a "
             f"{kind.__module__}.{kind.__qualname__}"
         )
-    return SqlOutboxStore(session)
+    return SqlOutboxStore(session, schema)
 
 
 def after_commit(session: Any, outbox: str, call: Callable[[str], None]) -> None:

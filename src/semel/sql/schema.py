@@ -5,25 +5,29 @@
 
 Every function refuses tables of a newer version, because this code may misread their rows.  It
 also refuses tables with our names that semel did not create.
+
+On PostgreSQL the tables are in a schema (`semel.messaging.tables`), and every statement names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Column, Connection, Index, MetaData, Table, insert, inspect, select, text
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Dialect, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
 
-from semel.errors import Permanent, reason_of
+from semel.errors import Misuse, Permanent, reason_of
+from semel.messaging.tables import FIND, Tables, found
 from semel.operate.stores import SchemaChange, SchemaProblem
 from semel.secrets import masked
-from semel.sql.engine import made_ready
-from semel.sql.faults import opening
+from semel.sql.engine import inner_engine, made_ready
+from semel.sql.faults import TablesMissing, opening
 from semel.sql.tables import metadata
 
 VERSION: Final = 1
@@ -54,29 +58,91 @@ class SchemaUnusable(Permanent):
         return f"database {self.database}: {self.reason}"
 
 
-async def create(engine: AsyncEngine) -> SchemaChange:
+def find(connection: Connection, schema: str | None = None) -> Tables | None:
+    """Return where the tables are, on PostgreSQL; None on SQLite, which has no schemas.
+
+    Raises:
+        Misuse: a schema is named on SQLite, or there are two that may be meant.
+    """
+    if connection.dialect.name != "postgresql":
+        if schema is not None:
+            raise Misuse(
+                f"{connection.dialect.name} has no schemas: leave out schema={schema!r}, or name "
+                f"another file"
+            )
+        return None
+    # An engine may have a schema for all tables without one, as services with tenants do.
+    of_engine = connection.get_execution_options().get("schema_translate_map", {}).get(None)
+    return found(map(tuple, connection.execute(text(FIND))), schema or of_engine)
+
+
+def naming(tables: Tables | None) -> dict[str, Any]:
+    """Return the execution options with which a statement names the schema of the tables."""
+    return {} if tables is None else {"schema_translate_map": {None: tables.schema}}
+
+
+_KNOWN: Final[WeakKeyDictionary[Engine, dict[str | None, dict[str, Any]]]] = WeakKeyDictionary()
+
+
+def known_naming(engine: Engine, schema: str | None = None) -> dict[str, Any] | None:
+    """Return the options of `naming` that `learn_naming` found for an engine; None: none yet."""
+    return _KNOWN.get(inner_engine(engine), {}).get(schema)
+
+
+def learn_naming(connection: Connection, schema: str | None = None) -> dict[str, Any]:
+    """Return the options of `naming` for a connection; the database is asked once per engine.
+
+    Raises:
+        TablesMissing: there are no tables.
+        Misuse: as `find`.
+    """
+    known = known_naming(connection.engine, schema)
+    if known is None:
+        tables = find(connection, schema)
+        if tables is not None and not tables.are_there:
+            raise no_tables(f"database {_name(connection.engine)}", tables)
+        known = naming(tables)
+        _KNOWN.setdefault(inner_engine(connection.engine), {})[schema] = known
+    return known
+
+
+def no_tables(what: str, tables: Tables) -> TablesMissing:
+    """Return the error for a schema without tables."""
+    there = f"schema {tables.schema} has no tables of semel"
+    return TablesMissing(
+        f"{what}: {there}; create them with `{MAKE}`, or say which schema has them"
+    )
+
+
+async def create(engine: AsyncEngine, schema: str | None = None) -> SchemaChange:
     """Create the tables; a second call changes nothing.  Two processes may call it at once.
+
+    On PostgreSQL they are made in *schema*, and the schema with them; by default in the schema
+    ``semel``, unless the search path has them already.
 
     Raises:
         SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
-        Misuse: the role may not create tables.
+        Misuse: the role may not create tables, or a schema is named on SQLite.
         Retryable: the database does not answer, or another process holds the lock for too long.
     """
 
     def make(connection: Connection) -> SchemaChange:
-        before = _version(connection)
+        space = _enter(connection, schema)
+        before = _version(connection, space)
         if before is None:
-            _refuse_strangers(connection)
+            _refuse_strangers(connection, space)
+            if space is not None and not inspect(connection).has_schema(space):
+                connection.execute(CreateSchema(space))
             metadata.create_all(connection)
             _write_version(connection)
         elif before == 0:
-            _adopt(connection)
-        return SchemaChange(before, VERSION)
+            _adopt(connection, space)
+        return SchemaChange(before, VERSION, space)
 
     return await _changed(engine, make)
 
 
-async def upgrade(engine: AsyncEngine) -> SchemaChange:
+async def upgrade(engine: AsyncEngine, schema: str | None = None) -> SchemaChange:
     """Bring the tables to this version; create them if there are none.
 
     Version 1 is the first, so there is nothing to migrate from.  The step to a second
@@ -87,49 +153,61 @@ async def upgrade(engine: AsyncEngine) -> SchemaChange:
         Misuse: the role may not create tables.
         Retryable: the database does not answer, or another process holds the lock for too long.
     """
-    return await create(engine)
+    return await create(engine, schema)
 
 
-async def check(engine: AsyncEngine) -> Sequence[SchemaProblem]:
+async def check(engine: AsyncEngine, schema: str | None = None) -> Sequence[SchemaProblem]:
     """Return how the tables differ from what this code needs; empty if they do not.
 
     Raises:
+        Misuse: a schema is named on SQLite, or there are two that may be meant.
         Retryable: the database does not answer.
     """
 
     def compare(connection: Connection) -> Sequence[SchemaProblem]:
-        version = _version_there(connection)
+        space = _enter(connection, schema)
+        version = _version_there(connection, space)
         if version is None:
-            strangers = _present(connection)
+            strangers = _present(connection, space)
             return [_stranger(name) for name in strangers] or [_MISSING]
         if version > VERSION:
             return [_newer(version)]
-        found = list(differences(connection, metadata))
-        if version == 0 and not found:
-            found = [SchemaProblem("the tables have no version", f"write it: {MAKE}")]
-        return found
+        different = list(differences(connection, metadata, space))
+        if version == 0 and not different:
+            different = [SchemaProblem("the tables have no version", f"write it: {MAKE}")]
+        return different
 
     async with _connected(engine) as ready, ready.connect() as connection:
         return await connection.run_sync(compare)
 
 
-async def require_version(engine: AsyncEngine) -> None:
+async def require_version(engine: AsyncEngine, schema: str | None = None) -> Tables | None:
     """Raise if the tables do not have the version of this code; for the start of a service.
 
-    It reads only the version; `check` compares the tables themselves.
+    It reads only the version; `check` compares the tables themselves.  Returns where they are.
 
     Raises:
         SchemaUnusable: they are missing or newer.
-        Misuse: the role may not read them.
+        Misuse: the role may not read them, a schema is named on SQLite, or there are two that
+            may be meant.
         Retryable: the database does not answer.
     """
 
-    def look(connection: Connection) -> None:
-        if _version(connection) is None:
+    def look(connection: Connection) -> Tables | None:
+        space = _enter(connection, schema)
+        if _version(connection, space) is None:
             raise _unusable(connection, _MISSING)
+        return None if space is None else Tables(space)
 
     async with _connected(engine) as ready, ready.connect() as connection:
-        await connection.run_sync(look)
+        return await connection.run_sync(look)
+
+
+def _enter(connection: Connection, schema: str | None) -> str | None:
+    """Find the tables, and let statements on this connection name their schema; return it."""
+    tables = find(connection, schema)
+    connection.execution_options(**naming(tables))
+    return None if tables is None else tables.schema
 
 
 async def _changed(
@@ -157,20 +235,20 @@ async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
         raise SchemaUnusable(name, reason_of(error.orig or error)) from error
 
 
-def _version(connection: Connection) -> int | None:
+def _version(connection: Connection, space: str | None) -> int | None:
     """Return the version of the tables; None: there are none, 0: no version is written.
 
     Raises:
         SchemaUnusable: it is newer than this code.
     """
-    version = _version_there(connection)
+    version = _version_there(connection, space)
     if version is not None and version > VERSION:
         raise _unusable(connection, _newer(version))
     return version
 
 
-def _version_there(connection: Connection) -> int | None:
-    if not inspect(connection).has_table(VERSION_TABLE):
+def _version_there(connection: Connection, space: str | None) -> int | None:
+    if not inspect(connection).has_table(VERSION_TABLE, schema=space):
         return None
     return connection.execute(select(metadata.tables[VERSION_TABLE].c.version)).scalar() or 0
 
@@ -179,9 +257,9 @@ def _write_version(connection: Connection) -> None:
     connection.execute(insert(metadata.tables[VERSION_TABLE]).values(only_row=1, version=VERSION))
 
 
-def _adopt(connection: Connection) -> None:
+def _adopt(connection: Connection, space: str | None) -> None:
     """Write the version of tables that another tool created, if they are complete."""
-    problems = list(differences(connection, metadata))
+    problems = list(differences(connection, metadata, space))
     if problems:
         what = (
             f"its tables have no version, and differ from what this semel needs: "
@@ -200,8 +278,8 @@ def _newer(version: int) -> SchemaProblem:
     return SchemaProblem(what, "upgrade semel")
 
 
-def _present(connection: Connection) -> list[str]:
-    there = set(inspect(connection).get_table_names())
+def _present(connection: Connection, space: str | None) -> list[str]:
+    there = set(inspect(connection).get_table_names(schema=space))
     return [name for name in metadata.tables if name in there]
 
 
@@ -213,8 +291,8 @@ def _stranger(name: str) -> SchemaProblem:
     )
 
 
-def _refuse_strangers(connection: Connection) -> None:
-    problems = [_stranger(name) for name in _present(connection)]
+def _refuse_strangers(connection: Connection, space: str | None) -> None:
+    problems = [_stranger(name) for name in _present(connection, space)]
     if problems:
         what = f"{problems[0].what}{_and_more(problems)}"
         raise _unusable(connection, SchemaProblem(what, problems[0].way_out))
@@ -232,12 +310,15 @@ def _name(engine: Engine) -> str:
     return masked(engine.url.render_as_string(hide_password=True))
 
 
-def differences(connection: Connection, needed: MetaData) -> Iterator[SchemaProblem]:
-    """Compare the database's tables with *needed*; yield every difference that matters."""
+def differences(
+    connection: Connection, needed: MetaData, space: str | None = None
+) -> Iterator[SchemaProblem]:
+    """Compare the tables of a schema with *needed*; yield every difference that matters."""
     there = MetaData()
-    there.reflect(connection, only=_present(connection))
+    there.reflect(connection, schema=space, only=_present(connection, space))
+    by_name = {table.name: table for table in there.tables.values()}
     for table in needed.sorted_tables:
-        found = there.tables.get(table.name)
+        found = by_name.get(table.name)
         if found is not None:
             yield from _of_table(connection, table, found)
         else:
@@ -279,9 +360,8 @@ def _of_column(
     name = f"column {column.name} of table {column.table.name}"
     if found is None:
         definition = _one_line(CreateColumn(column), connection)
-        yield SchemaProblem(
-            f"{name} is missing", f"ALTER TABLE {column.table.name} ADD COLUMN {definition}"
-        )
+        table = _qualified(connection, column.table.name)
+        yield SchemaProblem(f"{name} is missing", f"ALTER TABLE {table} ADD COLUMN {definition}")
         return
     wanted, has = (_type(one, connection) for one in (column, found))
     if wanted != has:
@@ -301,7 +381,7 @@ def _of_index(connection: Connection, index: Index, found: Index | None) -> Iter
         make = _one_line(CreateIndex(index), connection)
         yield SchemaProblem(
             f"index {index.name} of table {_table_of(index)} differs from semel's",
-            f"DROP INDEX {index.name}, then {make}",
+            f"DROP INDEX {_qualified(connection, str(index.name))}, then {make}",
         )
 
 
@@ -324,4 +404,18 @@ def _table_of(index: Index) -> str:
 
 
 def _one_line(statement: Any, connection: Connection) -> str:
-    return " ".join(str(statement.compile(dialect=connection.dialect)).split())
+    names = connection.get_execution_options().get("schema_translate_map")
+    compiled = statement.compile(
+        dialect=connection.dialect, schema_translate_map=names, render_schema_translate=bool(names)
+    )
+    return " ".join(str(compiled).split())
+
+
+def _qualified(connection: Connection, name: str) -> str:
+    return qualified(name, connection.dialect, connection.get_execution_options())
+
+
+def qualified(name: str, dialect: Dialect, names: Mapping[str, Any]) -> str:
+    """Return the name of a table with its schema, for a statement that is text."""
+    space = names.get("schema_translate_map", {}).get(None)
+    return name if space is None else f"{dialect.identifier_preparer.quote(space)}.{name}"

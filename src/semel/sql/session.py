@@ -16,7 +16,7 @@ they would be lost.  Its ROLLBACK would undo the messages handled before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, NoReturn
@@ -182,7 +182,12 @@ class HandlerSession(AsyncSession):
 
     sync_session_class = GuardedSession
 
-    def __init__(self, connection: AsyncConnection, **options: Any) -> None:
+    naming: Mapping[str, Any]
+    """The execution options with which a statement names the schema of semel's tables."""
+
+    def __init__(
+        self, connection: AsyncConnection, naming: Mapping[str, Any], **options: Any
+    ) -> None:
         # With "rollback_only", even a commit that got past the guard would not reach the
         # database: the connection's transaction is not the session's.
         super().__init__(
@@ -191,6 +196,7 @@ class HandlerSession(AsyncSession):
             join_transaction_mode="rollback_only",
             **options,
         )
+        self.naming = naming
         self._inside.guarded = True
         self._inside.opened_in = handling_now()
 

@@ -42,6 +42,8 @@ from semel.messaging.database import Sweep
 from semel.messaging.records import CAME_AS_AT, MessageFilter, came_as, stored_id
 from semel.operate.stores import plain
 from semel.sql.faults import translated
+from semel.sql.schema import known_naming, learn_naming
+from semel.sql.session import HandlerSession
 from semel.sql.tables import (
     dead_letter,
     inbox_message,
@@ -52,6 +54,24 @@ from semel.sql.tables import (
 from semel.sql.types import CONVERSION, now_us, to_us
 
 Record = TypeVar("Record")
+
+
+async def naming_in(session: AsyncSession, schema: str | None = None) -> Mapping[str, Any]:
+    """Return the execution options with which a statement names the schema of semel's tables.
+
+    Raises:
+        TablesMissing: the session's database has none.
+        Misuse: there are two schemas that may be meant.
+    """
+    if isinstance(session, HandlerSession):
+        return session.naming
+    known = known_naming(session.get_bind(clause=processed_message).engine, schema)
+    if known is not None:
+        return known
+    bind: dict[str, Any] = {"clause": processed_message}
+    return await session.run_sync(
+        lambda inside: learn_naming(inside.connection(bind_arguments=bind), schema)
+    )
 
 
 class Store:
@@ -65,7 +85,8 @@ class Store:
 
     async def _run(self, statement: Executable, values: Any = None) -> Any:
         async with translated(self.what):
-            return await self._session.execute(statement, values)
+            options = await naming_in(self._session)
+            return await self._session.execute(statement, values, execution_options=options)
 
     async def _count(self, statement: Executable, values: Any = None) -> int:
         """Run a statement; return how many rows it changed."""
@@ -95,7 +116,8 @@ class ConnectionStore(Store):
     async def _run(self, statement: Executable, values: Any = None) -> Any:
         async with translated(self.what):
             connection = await self._session.connection()
-            return await connection.execute(statement, values)
+            options = await naming_in(self._session)
+            return await connection.execute(statement, values, execution_options=options)
 
 
 class RecordStore(Store, Generic[Record]):

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from sqlalchemy import Column, ColumnElement, MetaData, select, text
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.memory.broker import FileBroker, MemoryBroker
 from semel.message import Partition
@@ -37,7 +36,7 @@ from semel.messaging.outcome import is_delivery
 from semel.messaging.records import Waits
 from semel.messaging.send.outbox import CAUSATION_HEADER, MESSAGE_ID_HEADER
 from semel.sql import tables
-from semel.sql.tables import metadata
+from semel.sql.session import HandlerSession
 from semel.testing.audit import quoted
 from semel.testing.kill import DEADLINE_SECONDS, EndedProcess, Running, Zygote, until_done
 from semel.testing.worker import Worker, consumer_of, found, opened
@@ -109,7 +108,7 @@ class Trial:
         self._own = None if zygote else forks
         self._program = forks.program(self.log)
         own = found(tables) if isinstance(tables, str) else tables
-        asyncio.run(self._make_tables([metadata] if own is None else [metadata, own]))
+        asyncio.run(self._make_tables(own))
 
     def __enter__(self) -> Self:
         return self
@@ -118,13 +117,12 @@ class Trial:
         if self._own is not None:
             self._own.close()
 
-    async def _make_tables(self, all_of: list[MetaData]) -> None:
-        async with (
-            opened(self.database) as database,
-            database.engine.begin() as connection,
-        ):
-            for each in all_of:
-                await connection.run_sync(each.create_all)
+    async def _make_tables(self, own: MetaData | None) -> None:
+        async with opened(self.database) as database:
+            await database.create_tables()
+            if own is not None:
+                async with database.engine.begin() as connection:
+                    await connection.run_sync(own.create_all)
 
     def put(
         self, id: str, payload: Any, key: str | None = None, partition: int | None = None
@@ -207,7 +205,9 @@ class Trial:
             suspects = await _rows(
                 session, accused.message_id, accused.tries, accused.consumer == by
             )
-            unsent = (await session.execute(select(tables.outbox_message.c.parent))).scalars().all()
+            parents = select(tables.outbox_message.c.parent)
+            sent = await session.execute(parents, execution_options=session.naming)
+            unsent = sent.scalars().all()
             seen = (await session.execute(text(self._effects))).scalars().all()
             covered = {
                 partition: frozenset(
@@ -414,10 +414,11 @@ def _listed(ids: Iterable[str]) -> tuple[str, ...]:
 
 
 async def _rows(
-    session: AsyncSession, id: Column[Any], what: Column[Any], where: ColumnElement[bool]
+    session: HandlerSession, id: Column[Any], what: Column[Any], where: ColumnElement[bool]
 ) -> list[tuple[str, str]]:
     """Read two columns."""
-    found = await session.execute(select(id, what).where(where))
+    asked = select(id, what).where(where)
+    found = await session.execute(asked, execution_options=session.naming)
     return [(str(one), str(other)) for one, other in found]
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.postgres
 ROLE = "semel_reader"
 ON = ("--consumer", "billing")
 WHO = ("--actor", "ann", "--reason", "asked", "--yes")
-EVERY_TABLE = "ALL TABLES IN SCHEMA public"
+EVERY_TABLE = "ALL TABLES IN SCHEMA semel"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def role_url(books, postgres_url: str) -> Iterator[str]:
     books.ask("db", "create", "--database", postgres_url)
     books.url = postgres_url
     books.fill(_bury)
-    _do(postgres_url, f"CREATE ROLE {ROLE} LOGIN")
+    _do(postgres_url, f"CREATE ROLE {ROLE} LOGIN", f"GRANT USAGE ON SCHEMA semel TO {ROLE}")
     _, _, where = postgres_url.partition("@")
     yield f"postgresql://{ROLE}@{where}"
     _do(postgres_url, f"DROP OWNED BY {ROLE}", f"DROP ROLE {ROLE}")
@@ -90,10 +90,9 @@ def test_the_rights_that_the_error_names_are_enough(books, role_url, postgres_ur
 
 
 def test_a_role_that_may_make_no_tables_is_a_mistake(books, role_url, postgres_url):
-    _do(postgres_url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-    _do(postgres_url, f"GRANT USAGE ON SCHEMA public TO {ROLE}")
+    _do(postgres_url, "DROP SCHEMA semel CASCADE")
 
     error = books.ask("db", "create", "--database", role_url, code=2)["error"]
 
-    assert "permission denied for schema public" in error
+    assert "permission denied for database" in error
     assert "use the URL of another role" in error

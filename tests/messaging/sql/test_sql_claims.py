@@ -18,7 +18,8 @@ from semel.sql.claims import MOST_TURNS, SqlAlchemyProcessedMessageStore
 from semel.sql.database import SqlDatabase
 from semel.sql.engine import made_ready, open_engine
 from semel.sql.faults import DatabaseConflict, DatabaseUnavailable
-from semel.sql.tables import metadata, processed_message
+from semel.sql.schema import create
+from semel.sql.tables import metadata
 
 LEVEL = text("SELECT current_setting('transaction_isolation')")
 M = ClaimRequest("m")
@@ -53,8 +54,7 @@ def claims_url(quick_postgres_server):
 
 async def make_tables(url):
     engine = open_engine(url)
-    async with engine.begin() as connection:
-        await connection.run_sync(metadata.create_all)
+    await create(engine)
     await engine.dispose()
 
 
@@ -155,7 +155,7 @@ async def test_a_claim_never_ends_the_callers_transaction(engine):
 async def test_a_serialization_failure_is_no_duplicate(engine):
     other = create_async_engine(engine.url)
     async with AsyncSession(engine) as late, AsyncSession(other) as early:
-        await late.execute(select(processed_message))
+        await late.execute(text("SELECT * FROM semel.processed_message"))
         await claimed(early)
         await early.commit()
 
@@ -327,6 +327,7 @@ def test_retention_reads_no_more_of_the_index_than_it_deletes(claims_url):
             connection = await unit.session.connection()
             await connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
             await connection.exec_driver_sql("SET LOCAL enable_sort = off")
+            await connection.exec_driver_sql("SET LOCAL search_path = semel")
             rows = await connection.exec_driver_sql(f"EXPLAIN {statement}")
             return "\n".join(rows.scalars())
 

@@ -135,7 +135,7 @@ def test_tables_in_postgres_are_made_and_checked(postgres_url):
     assert made["changed"] is True
     assert ask("db", "check", "--database", postgres_url)["problems"] == []
     with psycopg.connect(postgres_url) as connection:
-        connection.execute("ALTER TABLE dead_letter ALTER COLUMN payload TYPE text")
+        connection.execute("ALTER TABLE semel.dead_letter ALTER COLUMN payload TYPE text")
     (problem,) = ask("db", "check", "--database", postgres_url, code=1)["problems"]
     assert problem["what"] == "column payload of table dead_letter has the type TEXT, not BYTEA"
 

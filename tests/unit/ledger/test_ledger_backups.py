@@ -227,7 +227,8 @@ def test_a_ledger_in_postgres_names_the_command_that_copies_it():
         ledger.backup("my backup")
 
     assert str(refused.value).endswith(
-        "pg_dump --format=custom --table='semel.semel_*' --file='my backup' "
+        "pg_dump --format=custom --table='semel.semel_*' "
+        "--exclude-table='semel.semel_messaging' --file='my backup' "
         "--dbname=postgresql://ann@db/shop"
     )
 

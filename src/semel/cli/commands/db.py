@@ -11,6 +11,7 @@ from semel.cli.database import Books, asking
 from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Shape, bold, red
 from semel.errors import Misuse
+from semel.messaging.tables import split_schema
 from semel.operate.stores import SchemaChange, SchemaCheck
 
 Result = TypeVar("Result")
@@ -22,8 +23,9 @@ Shape(SchemaChange, Field("changed"), whole=True)
 def create(books: Books) -> None:
     """Make the tables that consumers, inboxes and outboxes need; a second call changes nothing.
 
-    Refuses a database that has a table of the same name which semel did not make.  Asks no
-    confirmation: it changes no table that is already there.
+    PostgreSQL gets them in the schema semel, or the one that the URL names with ?schema=NAME.
+    Refuses to use a table of the same name which semel did not make.  Asks no confirmation: it
+    changes no table that is already there.
 
     Example: semel db create --database postgresql://db/shop
     """
@@ -62,16 +64,19 @@ def check(books: Books) -> None:
 
 
 async def on_engine(
-    url: str, look: Callable[[str], None], act: Callable[[Any], Awaitable[Result]]
+    url: str, look: Callable[[str], None], act: Callable[[Any, str | None], Awaitable[Result]]
 ) -> Result:
-    """Open a database, check the path of a file with *look*, and do *act* with its engine."""
+    """Open a database, check the path of a file with *look*, and do *act* with its engine.
+
+    The second argument of *act* is the schema that the URL names.
+    """
     from semel.sql.engine import open_engine
 
     engine = open_engine(url)
     try:
         if engine.dialect.name == "sqlite":
             look(engine.url.database or ":memory:")
-        return await act(engine)
+        return await act(engine, split_schema(url)[1])
     finally:
         await engine.dispose()
 
@@ -99,7 +104,8 @@ def _change_lines(database: str, change: SchemaChange) -> Iterator[Line]:
     if not change.changed:
         done = f"the tables have version {change.after} already"
     elif change.before is None:
-        done = f"made the tables of version {change.after}"
+        where = f" in the schema {change.schema}" if change.schema else ""
+        done = f"made the tables of version {change.after}{where}"
     else:
         done = f"the tables were there; wrote down that they have version {change.after}"
     yield f"{database}: {done}"
