@@ -135,9 +135,9 @@ class Office:
         typed = RETENTION if self.act == "retention" else ACTS[self.act]
         words = [self.folder / word if word.endswith(".json") else word for word in typed]
         has_consumer = words[0] in OF_A_CONSUMER and "approve" not in words
-        # Only the consumer itself reads versions.
-        billing = "tests.crash.act_program:billing" if self.act == "gap.pass" else "billing"
-        more = ("--consumer", billing) if has_consumer else ()
+        more = ("--consumer", "billing") if has_consumer else ()
+        if self.act == "gap.pass":  # only the consumer's own code reads versions
+            more = ("--handler", "tests.crash.act_program:billing")
         named = ("--database", self.url, "--actor", "bob", "--reason", "so", "-y")
         program = self.commands.program(self.folder / "log", *map(str, words), *more, *named)
         return program.run(crash_at=crash_at) if crash_at else program.run()

@@ -67,7 +67,7 @@ class VersionsContract(DatabaseContract):
             ]
 
         assert found == list(range(1, len(STRANGE_IDS) + 1))
-        assert {"x" * 100_000, "Case", "case", ""} <= noticed, "people see the key, not a hash"
+        assert {"x" * 100_000, "Case", "case", " "} <= noticed, "people see the key, not a hash"
         assert closed == [1] * len(STRANGE_IDS)
 
     @in_world
