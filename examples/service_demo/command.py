@@ -154,6 +154,8 @@ def mend(run: Run, plan: Plan, folder: Path, console: Console) -> None:
             check=False,
         )
         console.print((done.stdout + done.stderr).rstrip(), markup=False, soft_wrap=True)
+        if done.returncode > 1:  # 1 means that something needs attention
+            raise DemoFailed(f"semel {shown} ended with exit code {done.returncode}")
 
     wrong = next(payment for payment in plan.payments() if payment.id == MISSPELLED)
     fixed = folder / "fixed.json"
@@ -168,8 +170,8 @@ def mend(run: Run, plan: Plan, folder: Path, console: Console) -> None:
     console.print()
     run.start(release="2")
     run.note("deployed", "release 2, which has a rate for CHF")
-    consumer = ("--consumer", "examples.service_demo.service:billing")
-    semel("replay", "run", *consumer, "--parked", "--error-code", "NO_RATE", *why, "release 2")
+    handler = ("--handler", "examples.service_demo.service:billing")
+    semel("replay", "run", *handler, "--parked", "--error-code", "NO_RATE", *why, "release 2")
     run.wait_until(lambda: _waiting(run) == 0)
 
 
