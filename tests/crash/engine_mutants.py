@@ -29,7 +29,9 @@ def recovery_forgets_one_sink(patch):
     patch.setattr(
         _Recovery,
         "_commit",
-        lambda self, sink, attempt: None if sink.name == "s2" else commit(self, sink, attempt),
+        lambda self, group, attempt: (
+            None if group[0].name == "s2" else commit(self, group, attempt)
+        ),
     )
 
 
@@ -88,7 +90,7 @@ def abort_is_read_and_not_won(patch):
 
 def unknown_is_taken_for_no(patch):
     patch.setitem(FAILURES, (Step.COMMIT_TXN, StepFailure.UNKNOWN), Consequence.ABORT)
-    patch.setattr(_Run, "_abort_path", _Run._drop_staged)
+    patch.setattr(_Run, "_abort_path", lambda self, reason: self._drop_staged())
 
 
 def the_epoch_is_not_checked(patch):

@@ -24,7 +24,7 @@ from semel.testing.explore import (
 from semel.testing.faults import Fault
 from semel.testing.world import Invariant, Violation, World
 
-ELSEWHERE = ("files", "postgres")
+ELSEWHERE = ("files", "kafka", "postgres", "s3", "table")
 """Crash points that begin so are inside these sinks, and are reached in their own tests."""
 
 
