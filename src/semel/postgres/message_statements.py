@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from semel.errors import Permanent
 from semel.messaging.records import FIRST_KEPT, LATEST_KEPT
 from semel.messaging.redact import ERASED_REASON
+from semel.messaging.tables import FIND, found
 from semel.pipeline.txn import SinkTxnId
 from semel.postgres.connect import OWN_PATH, Connection
 from semel.postgres.statements import literal, quoted
@@ -283,12 +284,6 @@ TABLES: Final = (
 )
 """The messaging tables that these statements, and the registry's, name."""
 
-_FIND: Final = """
-SELECT n.nspname, pg_catalog.pg_table_is_visible(c.oid)
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relname = 'processed_message' AND c.relkind IN ('r', 'p')
-"""
-
 _COLUMNS: Final = """
 SELECT c.relname, a.attname, t.typname, pg_catalog.pg_get_expr(d.adbin, d.adrelid)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -297,8 +292,6 @@ SELECT c.relname, a.attname, t.typname, pg_catalog.pg_get_expr(d.adbin, d.adreli
   LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
  WHERE n.nspname = %s AND c.relname = ANY (%s) AND c.relkind IN ('r', 'p')
 """
-
-_DEFAULT_SCHEMA: Final = "semel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,13 +308,11 @@ class MessageTables:
 
         Raises:
             Permanent: a table is missing.
+            Misuse: there are two sets of tables, and none is named.
         """
-        if schema is None:
-            with connection.transaction():
-                connection.execute(OWN_PATH)
-                known: dict[str, bool] = dict(connection.execute(_FIND).fetchall())
-            visible = [name for name, is_visible in known.items() if is_visible]
-            schema = visible[0] if visible else _DEFAULT_SCHEMA
+        with connection.transaction():
+            connection.execute(OWN_PATH)
+            schema = found(connection.execute(FIND).fetchall(), schema).schema
         rows = connection.execute(_COLUMNS, [schema, list(TABLES)]).fetchall()
         columns = {(table, column): (kind, default) for table, column, kind, default in rows}
         missing = sorted({*TABLES} - {table for table, _ in columns})

@@ -22,6 +22,7 @@ from semel.lease import Owner
 from semel.messaging.changes import NAMES, TYPES, ComeBack, SeenClaim, SeenWaiting
 from semel.messaging.handle.claims import WITHOUT_EFFECT, ClaimState
 from semel.messaging.records import Waits, stored_id
+from semel.messaging.tables import split_schema
 from semel.pipeline.sink import (
     Guarantee,
     Receipt,
@@ -65,8 +66,8 @@ class MessagesSink(PostgresSink):
 
     Its rows are message changes, as `semel.arrow.changes` makes them.  What the pass over the
     batch has read is compared in the final transaction: if another process has changed it, the
-    attempt is aborted and the batch is read again.  *schema* is that of the messaging tables,
-    where the role's search path has none or another one.
+    attempt is aborted and the batch is read again.  *schema* is that of the messaging tables, if
+    it is neither ``semel`` nor in the role's search path; the URL may have it as ``?schema=``.
     """
 
     _kind = "consumer"
@@ -86,6 +87,7 @@ class MessagesSink(PostgresSink):
     ) -> None:
         if not consumer:
             raise Misuse(f"sink {name}: the consumer's name must not be empty")
+        url, named = split_schema(url)
         super().__init__(
             url,
             "messages",
@@ -97,7 +99,7 @@ class MessagesSink(PostgresSink):
             connect=connect,
         )
         self.consumer = consumer
-        self._messages_schema = schema
+        self._messages_schema = schema or named
         self._tables: MessageTables | None = None
         # A token names its target, so a token of another consumer is refused.
         self._wanted = replace(self._wanted, table=TableName(None, f"messages of {consumer}"))

@@ -39,9 +39,9 @@ def url(tables: str) -> Iterator[str]:
 @pytest.fixture
 def database(url: str) -> Iterator[psycopg.Connection]:
     """A connection beside those of the sink."""
-    import psycopg
+    from tests.unit.postgres.messages.message_place import connect
 
-    with psycopg.connect(url, autocommit=True) as connection:
+    with connect(url) as connection:
         yield connection
 
 

@@ -20,24 +20,29 @@ CONSUMER = "search-indexer"
 numbers = count(1)
 
 
-def make_tables(url):
+def make_tables(url, schema=None):
     """Create the messaging tables, as `semel db create` does."""
 
     async def create():
-        database = SqlDatabase(url)
+        database = SqlDatabase(url, schema=schema)
         await database.create_tables()
         await database.close()
 
     asyncio.run(create())
 
 
+def connect(url):
+    """Return a connection that finds semel's tables, and those of a user."""
+    return psycopg.connect(url, autocommit=True, options="-c search_path=semel,public")
+
+
 def empty(url, *more):
     """Empty semel's tables and *more*, and the books if there are any; drop what is staged."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        asked = "SELECT tablename FROM pg_tables WHERE schemaname = 'semel'"
-        books = [f"semel.{name}" for (name,) in rows_of(connection, asked)]
-        staged = [name for name in books if ".stg_" in name]
-        kept = [name for name in (*TABLES, *books, *more) if name not in staged]
+    with connect(url) as connection:
+        asked = "SELECT tablename FROM pg_tables WHERE schemaname = 'semel' ORDER BY 1"
+        there = [name for (name,) in rows_of(connection, asked)]
+        staged = [name for name in there if name.startswith("stg_")]
+        kept = [*TABLES, *(name for name in there if name.startswith("sink_")), *more]
         statements = [f"DROP TABLE {name}" for name in staged]
         statements += [f"DELETE FROM {name}" for name in kept]
         connection.execute("; ".join(statements).encode())

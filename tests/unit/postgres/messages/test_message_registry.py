@@ -24,6 +24,7 @@ from tests.unit.postgres.messages.message_place import (
     SCOPE,
     claim,
     committed,
+    connect,
     left_behind,
     make_sink,
     of_waiting,
@@ -118,7 +119,7 @@ def test_a_consumer_of_another_pipeline_is_refused_with_the_way_out(url, databas
 
 
 def test_a_start_waits_for_transactions_that_may_claim_for_a_service(url, database):
-    with psycopg.connect(url) as service:
+    with connect(url) as service, service.transaction():
         service.execute(
             "INSERT INTO processed_message (consumer_name, message_id, state) "
             "VALUES (%s, 'a', 'COMPLETED')",
@@ -132,8 +133,6 @@ def test_a_start_waits_for_transactions_that_may_claim_for_a_service(url, databa
         start.join(0.3)
         assert start.is_alive()
 
-        service.commit()
-
     start.join(SECONDS)
     assert not start.is_alive()
 
@@ -142,7 +141,7 @@ def test_a_start_does_not_wait_for_ever_nor_for_transactions_that_came_later(
     url, database, monkeypatch
 ):
     monkeypatch.setattr(messages, "_BARRIER_SECONDS", 0.0)
-    with psycopg.connect(url) as service:
+    with connect(url) as service, service.transaction():
         service.execute("LOCK TABLE processed_message IN ROW EXCLUSIVE MODE")
 
         with pytest.raises(Retryable, match="end sessions"):
@@ -205,7 +204,7 @@ def test_an_act_between_the_statements_and_the_books_is_seen_before_the_decision
 
 
 def plain_sink(url, database):
-    database.execute("CREATE TABLE IF NOT EXISTS effects (id bigint)")
+    database.execute("CREATE TABLE IF NOT EXISTS public.effects (id bigint)")
     database.execute("DELETE FROM effects")
     sink = PostgresSink(url, "effects", name="effects")
     sink.check(ROWS)
