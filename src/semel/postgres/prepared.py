@@ -78,12 +78,13 @@ class TaskTransaction:
 
     mode = "prepared"
 
-    def __init__(self, stager: TaskStager, task: str) -> None:
+    def __init__(self, stager: TaskStager, task: str, first: str) -> None:
         self._stager = stager
         self._books = SinkBooks(stager.schema, stager.sink)
         self.sink = stager.sink
         self.task = task
-        self.name = Gid.of(stager.shared or stager.sink, stager.txn, stager.epoch, task).name
+        named = f"{first}\0{task}" if stager.shared else task
+        self.name = Gid.of(stager.shared or stager.sink, stager.txn, stager.epoch, named).name
 
     def fit(self, schema: Any) -> RowEncoder:
         stager = self._stager

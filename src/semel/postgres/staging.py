@@ -65,7 +65,7 @@ class TaskTable:
 
     mode = "staging"
 
-    def __init__(self, stager: TaskStager, task: str) -> None:
+    def __init__(self, stager: TaskStager, task: str, first: str) -> None:
         self._stager = stager
         self._books = SinkBooks(stager.schema, stager.sink)
         self.sink = stager.sink

@@ -203,7 +203,7 @@ def _named(row: Batch, key: Sequence[str]) -> str:
 class TaskStager:
     """The executor's side: every task attempt has a place of its own for its rows."""
 
-    place: Callable[[TaskStager, str], TaskPlace]
+    place: Callable[[TaskStager, str, str], TaskPlace]
     address: Address
     application: str
     schema: str
@@ -227,12 +227,13 @@ class TaskStager:
     def open(self, task: str) -> TaskWriter:
         """Start to stage for one task attempt; nothing happens before the first row."""
         if not self.shared:
-            return TaskWriter(TaskSession(self.address, self.application), self.place(self, task))
+            alone = TaskSession(self.address, self.application, self.sink)
+            return TaskWriter(alone, self.place(self, task, self.sink))
         key = (self.address.label, self.application, self.shared, self.place, self.txn, task)
         found = _SESSIONS.get(key)
         if found is None or found.is_over:
-            found = _SESSIONS[key] = TaskSession(self.address, self.application)
-        return TaskWriter(found, self.place(self, task))
+            found = _SESSIONS[key] = TaskSession(self.address, self.application, self.sink)
+        return TaskWriter(found, self.place(self, task, found.first))
 
 
 class TaskPlace(Protocol):
@@ -277,9 +278,12 @@ class TaskSession:
     statement.  The last writer that finishes ends the transaction.
     """
 
-    def __init__(self, address: Address, application: str) -> None:
+    def __init__(self, address: Address, application: str, first: str) -> None:
         self._address = address
         self._application = application
+        self.first = first
+        """The sink that has opened it: a task that stages one sink after another has several."""
+
         self._writing = 0
         self._connection: Connection | None = None
         self._copying: Any = None

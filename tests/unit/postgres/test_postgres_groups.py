@@ -152,6 +152,24 @@ def test_one_prepared_transaction_holds_the_rows_of_all_sinks_of_a_task(url, dat
     assert left_behind(database) == []
 
 
+def test_a_task_may_stage_one_sink_after_another(url, database, family):
+    database.execute("ALTER TABLE children DROP CONSTRAINT children_parent_fkey")
+    sinks, of = couple(url, mode="prepared"), txn()
+    receipts = {}
+    for sink, batch in zip(sinks, family_rows((1, 10)), strict=True):
+        writer = sink.stager(of).open("task")
+        writer.write(batch)
+        receipts[sink.name] = [writer.finish()]
+
+    outcomes = sinks[0].prepare_all(of, receipts)
+    tokens = {name: outcome.token for name, outcome in outcomes.items()}
+
+    assert {token["mode"] for token in tokens.values()} == {"prepared"}
+    assert all(isinstance(o, SinkOK) for o in sinks[0].commit_all(of, tokens).values())
+    assert counts(database) == (1, 1)
+    assert left_behind(database) == []
+
+
 def test_a_task_with_rows_for_one_sink_of_the_group_only_loses_nothing(url, database, family):
     database.execute("ALTER TABLE children DROP CONSTRAINT children_parent_fkey")
     sinks, of = couple(url, mode="prepared"), txn()
