@@ -60,7 +60,7 @@ deliverySemantics:
   consumers:
     indexer:
       versioned: true
-      gaps: retry
+      gaps: park-key
       retry: {maxAttempts: 4, initialDelayMs: 1, maxDelayMs: 50, mode: retry-table}
       dlq: {enabled: true, owner: search-team}
 """
@@ -109,6 +109,7 @@ class Topic:
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("set search_path = public, semel")
             found = connection.execute(statement)  # type: ignore[call-overload]
             return found.fetchall() if found.description else []
 

@@ -51,7 +51,7 @@ class Op(StrEnum):
     """Versions of a key are missing: insert the gap unless it is known."""
 
     CLOSE = "close"
-    """The gaps of a key up to a version are closed."""
+    """The gaps of a key up to a version are closed, and what waited for them is due."""
 
     ATTEMPT = "attempt"
     """An attempt failed: insert it."""

@@ -212,6 +212,16 @@ UPDATE {sequence_gap} AS t SET closed_at = n.now, how = s.state
         is_exact=False,
     ),
     Statement(
+        "release",
+        "make the messages due that waited for these versions",
+        "s.op = 'close'",
+        """
+UPDATE {waiting_message} AS t SET waits = 'retry', due_at = n.now
+  FROM {rows_of_detail} AND t.consumer = {consumer} AND t.key = s.key
+   AND t.error_code = 'SEQUENCE_GAP' AND t.waits IN ('retry', 'parked')""",
+        is_exact=False,
+    ),
+    Statement(
         "attempt",
         "insert the failed attempts",
         "s.op = 'attempt'",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+import pyarrow as pa
 import pytest
 
 from semel import MessagePipeline, NonRetryableMessageError, RetryableMessageError, Send
 from semel.codec import FromPayload, Reading
+from semel.errors import Misuse, Permanent
 from semel.memory.sink import MemorySink
 from semel.message import Coordinates, Record, digest_of
 from semel.messaging.changes import MessageChange, Op, SeenClaim, SeenWaiting
@@ -17,7 +19,10 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import told
 from semel.messaging.records import Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.pipeline.sink import Receipt
+from semel.pipeline.txn import CycleId, Scope
 from semel.policy.vocabulary import GapPolicy, GiveUp, RetryMode
+from semel.spark.messages.frames import COUNTS, RowCheck, columns_of
 from semel.spark.messages.handling import (
     Arrival,
     BeingHandled,
@@ -25,9 +30,12 @@ from semel.spark.messages.handling import (
     PassSettings,
     stored_record,
 )
+from semel.spark.messages.pipeline import OutageMet
+from semel.testing.clock import SimulatedClock
 
 READING = Reading(FromPayload("id"), key_from=FromPayload("key"))
 VERSIONED = Reading(FromPayload("id"), key_from=FromPayload("key"), version_from=FromPayload("v"))
+TXN = CycleId(Scope("0" * 32, "billing", "main"), 1, 0).attempt()
 RETRY = RetryPolicy(mode=RetryMode.RETRY_TABLE, max_attempts=3, jitter=False)
 
 
@@ -420,3 +428,85 @@ def test_a_pipeline_is_tried_out_on_a_list_without_spark():
     assert tried.outcomes["b"] == "dlq"
     assert [one.outcome for one in tried.messages].count("deserialization_failure") == 1
     assert [one["topic"] for one in tried.outgoing] == ["receipts"]
+
+
+class Staged(MessagePipeline):
+    """A pipeline whose passes count what a test says."""
+
+    def __init__(self, *passes: tuple[int, int]) -> None:
+        super().__init__(
+            "billing",
+            database="postgresql://nowhere/none",
+            handler=rows_of,
+            sinks=[],
+            messages=MemorySink("messages"),
+        )
+        self._passes = list(passes)
+        self._clock = SimulatedClock()
+        self._is_active = lambda: bool(self._passes)
+
+    def _stage_once(self, df, txn, *, is_again):
+        tried, outages = self._passes.pop(0)
+        return {"messages": [Receipt("t", detail={COUNTS: [tried, outages, []]})]}
+
+
+def test_a_batch_stands_still_while_a_dependency_is_down():
+    pipeline = Staged((100, 80), (100, 60), (100, 3))
+
+    pipeline._stage(None, TXN)
+
+    assert pipeline._passes == []
+    assert pipeline._counts.outages == 3
+
+
+def test_few_failures_are_no_outage():
+    pipeline = Staged((100, 19), (100, 0))
+
+    pipeline._stage(None, TXN)
+
+    assert pipeline._passes == [(100, 0)]
+
+
+def test_a_query_that_is_stopped_in_an_outage_gives_the_batch_up():
+    with pytest.raises(OutageMet, match="80 of 100 messages"):
+        Staged((100, 80))._stage(None, TXN)
+
+
+def test_a_policy_that_keeps_results_is_refused():
+    with pytest.raises(Misuse, match="keepResult"):
+        MessagePipeline(
+            "billing",
+            policy=ConsumerSettings(keeps_results=True),
+            database="postgresql://nowhere/none",
+            handler=rows_of,
+            sinks=[],
+            messages=MemorySink("messages"),
+        )
+
+
+def test_a_row_must_fit_its_sink():
+    check = RowCheck("rows", ["id", "n"], pa.schema([("id", pa.string()), ("n", pa.int64())]))
+
+    assert check({"id": "é", "n": None})
+    for row, why in [
+        ({"id": "a", "m": 1}, "has the column 'm'"),
+        ({"id": 1}, "a int in column 'id'"),
+        ({"id": "a", "n": 2**63}, "a int in column 'n'"),
+        ({"id": "\ud800"}, "a str in column 'id'"),
+        ({"id": "a", "n": True}, "a bool in column 'n'"),
+    ]:
+        with pytest.raises(Permanent, match=why):
+            check(row)
+
+
+def test_the_columns_of_a_schema_are_read_without_spark():
+    text = "id string, price decimal(10,2), `a b` long, tags array<struct<x: int, y: int>>"
+
+    assert columns_of(text) == {
+        "id": "string",
+        "price": "decimal(10,2)",
+        "a b": "long",
+        "tags": "array<struct<x: int, y: int>>",
+    }
+    with pytest.raises(Misuse, match="cannot be read"):
+        columns_of("id")

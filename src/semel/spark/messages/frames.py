@@ -357,7 +357,7 @@ class RowCheck:
         return row
 
 
-_COLUMN: Final = re.compile(r"\s*`?([^\s:`]+)`?\s*:?\s+(.+?)\s*", re.DOTALL)
+_COLUMN: Final = re.compile(r"\s*(?:`([^`]+)`|([^\s:`]+))(?:\s*:\s*|\s+)(\S.*?)\s*", re.DOTALL)
 
 
 def columns_of(ddl: str) -> dict[str, str]:
@@ -376,7 +376,7 @@ def columns_of(ddl: str) -> dict[str, str]:
     found = [_COLUMN.fullmatch(part) for part in parts]
     if not all(found):
         raise Misuse(f"schema={ddl!r} cannot be read: write 'id string, version long'")
-    return {one[1]: one[2] for one in found if one}
+    return {one[1] or one[2]: one[3] for one in found if one}
 
 
 def _fits(value: Any, kind: Any) -> bool:

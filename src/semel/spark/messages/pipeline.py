@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.arrow.changes import arrow_schema
-from semel.clock import SYSTEM_CLOCK
+from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import FromHeader, FromKey, FromPayload, Place, Reading, Unreadable
 from semel.errors import Misuse, Retryable
 from semel.events import CircuitClosed, CircuitOpened, Metric
@@ -46,6 +46,7 @@ from semel.spark.messages.handling import (
     MessagePass,
     PassSettings,
 )
+from semel.spark.query import is_connect
 from semel.spark.staging import run_tasks, task_attempts
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ class MessagePipeline(ExactlyOnce):
         self._limits = come_back_rows, come_back_bytes
         self._tries: tuple[str, int] = ("", 0)
         self._counts = PassCounts()
+        self._clock: Clock = SYSTEM_CLOCK
+        self._arrow: list[Any] = []
         known = CLASSIFICATION.codes
         classification = CLASSIFICATION.extended(
             rules, {**listed_codes(settings.retry, known), **(codes or {})}
@@ -200,6 +203,7 @@ class MessagePipeline(ExactlyOnce):
         found = {sink.name: _arrow_schema(sink.name, self._ddl) for sink in self._user_sinks}
         checks = [RowCheck(name, schema.names, schema) for name, schema in found.items()]
         self.pass_settings = replace(self.pass_settings, checks=checks)
+        self._arrow = [*found.values()]
         return {**found, self._messages.name: arrow_schema()}
 
     def _stage(self, df: DataFrame, txn: SinkTxnId) -> Mapping[str, Sequence[Receipt]]:
@@ -208,7 +212,7 @@ class MessagePipeline(ExactlyOnce):
         number = self._tries[1] + 1 if self._tries[0] == cycle else 1
         self._tries = (cycle, number)
         pause, since = 1.0, 0.0
-        clock = SYSTEM_CLOCK
+        clock = self._clock
         while True:
             receipts = self._stage_once(df, txn, is_again=number > 1)
             self._counts = counts = PassCounts.of(receipts[self._messages.name])
@@ -237,14 +241,13 @@ class MessagePipeline(ExactlyOnce):
         is_careful = bool(reader.suspects())
         back: ComeBack = self._messages.come_back(*self._limits)
         rows = rows_of_batch(df, self.pass_settings.reading, back)
-        tasks = self._tasks or session.sparkContext.defaultParallelism
-        schemas = [_arrow_schema(sink.name, self._ddl) for sink in self._user_sinks]
+        tasks = self._tasks or (8 if is_connect(df) else session.sparkContext.defaultParallelism)
         tee = PassTee(
             [(sink.name, sink.stager(txn)) for sink in self.sinks],
             self.pass_settings,
             reader,
             back.held,
-            schemas,
+            self._arrow,
             attempts=task_attempts(session),
             is_careful=is_careful or is_again,
         )
