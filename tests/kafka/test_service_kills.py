@@ -20,7 +20,7 @@ KINDS = {
     "batched": ("consumer", "retry-table", {*Trial.KILLS, "retry_take:after"}),
     "leased": ("consumer", "retry-table", {"leased_claim:after", "leased_complete:before"}),
 }
-PARTS = 2 * len(KINDS)
+PARTS = 3 * len(KINDS)
 WINDOWS = [
     # kind, which part of the windows, the client of the FastStream broker in front
     *((kind, 0, "") for kind in KINDS),
@@ -49,7 +49,7 @@ def send_some(scene: KafkaScene, seed: int) -> None:
 def test_services_killed_at_one_window_after_another_lose_and_repeat_nothing(
     make_scene, kind, part, behind
 ):
-    """Together the kinds go through every second window; each through each one in the soak."""
+    """Together the kinds go through every third window; each through each one in the soak."""
     protocol, mode, must_pass = KINDS[kind]
     protocol = protocol_for(behind, protocol)
     policy = {"retry": {**QUICK_RETRY, "mode": mode}}
@@ -58,7 +58,7 @@ def test_services_killed_at_one_window_after_another_lose_and_repeat_nothing(
     assert scene.run(crash_at="claim:before").was_killed
     windows = sorted(scene.windows())
     assert must_pass | {"careful_attempt:after", "relay_delete:after"} <= {*windows}
-    chosen = windows[(2 * list(KINDS).index(kind) + part) % PARTS :: PARTS]
+    chosen = windows[(3 * list(KINDS).index(kind) + part) % PARTS :: PARTS]
 
     for number, window in enumerate(chosen):
         send_some(scene, number)
