@@ -141,19 +141,18 @@ class KafkaPublisher:
 
     def _publish(self, batch: Sequence[Outgoing]) -> list[Exception | None]:
         with self._lock:
-            answers: list[Exception | None] = [Retryable("the broker did not answer")] * len(batch)
-            failed: set[tuple[str, bytes]] = set()
+            answers: list[Exception | None] = [None] * len(batch)
+            failed: set[tuple[str, bytes | None]] = set()
             producer = self._producer = self._producer or make("Producer", self._settings)
             for number, message in enumerate(batch):
-                place = None if message.key is None else (message.topic, message.key)
-                if place in failed:
+                if failed and (message.topic, message.key) in failed:
                     answers[number] = Retryable("an earlier message of its key was not sent")
                     continue
                 error = self._send(producer, message, number, answers)
                 if error is not None:
                     answers[number] = error
-                    if place is not None:
-                        failed.add(place)
+                    if message.key is not None:
+                        failed.add((message.topic, message.key))
             while producer.flush(FLUSH_SECONDS):
                 pass  # each message has its own deadline, message.timeout.ms
             if any(isinstance(answer, _Fatal) for answer in answers):
@@ -164,17 +163,15 @@ class KafkaPublisher:
     def _send(
         self, producer: Any, message: Outgoing, number: int, answers: list[Exception | None]
     ) -> Exception | None:
-        def delivered(error: Any, _: object) -> None:
-            answers[number] = None if error is None else _answer(error, message.topic)
+        def failed(error: Any, _: object) -> None:
+            answers[number] = _answer(error, message.topic)
 
+        headers = message.headers
+        pairs = headers if type(headers) is dict else list(pairs_of(headers))
         while True:
             try:
                 producer.produce(
-                    message.topic,
-                    value=message.value,
-                    key=message.key,
-                    headers=list(pairs_of(message.headers)),
-                    on_delivery=delivered,
+                    message.topic, message.value, message.key, headers=pairs, on_delivery=failed
                 )
             except BufferError:
                 producer.poll(0.05)  # the client's queue is full until some are delivered
