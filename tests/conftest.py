@@ -110,7 +110,10 @@ def postgres16_url(postgres16_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
-    with require(KafkaServer().start) as broker:
+    # Everything is allowed, but for what a test forbids.
+    rights = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    settings = {"authorizer.class.name": rights, "allow.everyone.if.no.acl.found": "true"}
+    with require(KafkaServer(settings=settings).start) as broker:
         yield broker
 
 

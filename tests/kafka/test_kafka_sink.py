@@ -12,6 +12,15 @@ from itertools import count
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from semel.errors import Misuse, Permanent
 from semel.kafka.sink import KafkaSink
@@ -219,6 +228,70 @@ def test_what_kafka_would_refuse_is_found_in_prepare(kafka_server, topic, tmp_pa
 
     assert isinstance(outcome, SinkFatal)
     assert words in outcome.reason
+    sink.close()
+
+
+@pytest.fixture
+def forbid(kafka_server):
+    """Take the right to write away from everybody, until the test ends."""
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+    made = []
+
+    def forbid(kind, name):
+        who = (ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
+        allow = AclBinding(kind, name, *who, AclOperation.ALL, AclPermissionType.ALLOW)
+        deny = AclBinding(kind, name, *who, AclOperation.WRITE, AclPermissionType.DENY)
+        for answer in admin.create_acls([allow, deny]).values():
+            answer.result(30)
+        made.extend([allow, deny])
+
+    yield forbid
+    filters = [
+        AclBindingFilter(
+            one.restype, one.name, one.resource_pattern_type, None, None, one.operation,
+            one.permission_type,
+        )
+        for one in made
+    ]  # fmt: skip
+    for answer in admin.delete_acls(filters).values():
+        answer.result(30)
+
+
+@pytest.mark.parametrize("what", ["topic", "markers", "transactional id"])
+def test_a_missing_right_is_found_before_the_decision(kafka_server, topic, tmp_path, forbid, what):
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
+    scope = Scope("ledger", "app", "main")
+    sink.fence(scope, 1)
+    txn, slug = txn_of(), scope.slug
+    receipts = [staged(sink, txn, {"value": "x"})]
+    kind = ResourceType.TRANSACTIONAL_ID if what == "transactional id" else ResourceType.TOPIC
+    forbid(
+        kind,
+        {
+            "topic": topic,
+            "markers": f"semel-markers-{slug}-{topic}",
+            "transactional id": f"semel-{slug}-{topic}-0",
+        }[what],
+    )
+
+    outcome = sink.prepare(txn, receipts)
+
+    assert isinstance(outcome, SinkFatal)
+    assert ("may not write to topic" in outcome.reason) == (what != "transactional id")
+    assert "uthoriz" in outcome.reason or "may not" in outcome.reason
+    sink.close()
+
+
+def test_a_task_on_a_machine_with_another_folder_is_stopped_before_it_writes(
+    kafka_server, topic, tmp_path
+):
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path / "here"), name=topic)
+    sink.fence(Scope("ledger", "app", "main"), 1)
+    stager = pickle.loads(pickle.dumps(sink.stager(txn_of())))
+    (tmp_path / "here").rename(tmp_path / "elsewhere")
+
+    with pytest.raises(Permanent, match="is not shared by the driver and the executors"):
+        stager.open("task")
     sink.close()
 
 

@@ -8,7 +8,7 @@ Spark's own Kafka writer sends at least once.  `semel.kafka.slots` has the trans
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from semel.errors import (
     SemelError,
     reason_of,
 )
-from semel.kafka.client import CALL_SECONDS, bootstrap_of, make, settings_for
+from semel.kafka.client import CALL_SECONDS, bootstrap_of, kafka, make, settings_for
 from semel.kafka.slots import Marker, Proof, Slots, admin, answered, markers_of
 from semel.kafka.staging import Area, ShardStager, check_columns
 from semel.pipeline.sink import (
@@ -139,7 +139,11 @@ class KafkaSink:
         shards = [_shard(receipt) for receipt in receipts if receipt.detail["file"]]
         if lost := self._area.missing(txn, shards):
             return SinkFatal(f"{txn}: {lost}")
-        if refusal := self._refusal(_largest(receipts)):
+        # Kafka shows the rights to a transactional id only to who takes it over.
+        slots = self._of(txn.scope)
+        for number in range(min(self._count, max(len(shards), 1))):
+            slots.slot(number).open()
+        if refusal := self._refusal({slots.topic: [0, -1], **_largest(receipts)}):
             return SinkFatal(refusal)
         if shards:
             sync(self._area.opened()[0], self._area.folder(txn))
@@ -161,6 +165,8 @@ class KafkaSink:
                     return f"sink {self.name}: topic {topic} does not exist; create it"
                 if partition >= len(known[topic].partitions):
                     return f"sink {self.name}: topic {topic} has no partition {partition}"
+            if refusal := self._forbidden(client, topics):
+                return refusal
             kind = admin.RESOURCE_TOPIC
             asked = client.describe_configs([admin.ConfigResource(kind, t) for t in topics])
             for resource, answer in asked.items():
@@ -171,6 +177,19 @@ class KafkaSink:
                         f"sink {self.name}: a record of {size} bytes is too large for topic "
                         f"{resource.name}, whose max.message.bytes is {limit}"
                     )
+        return None
+
+    def _forbidden(self, client: Any, topics: Iterable[str]) -> str | None:
+        names = kafka.TopicCollection(list(topics))
+        asked = client.describe_topics(names, include_authorized_operations=True)
+        for topic, answer in asked.items():
+            rights = answer.result(CALL_SECONDS).authorized_operations
+            # Brokers without access control do not say.
+            if rights and admin.AclOperation.WRITE not in rights:
+                return (
+                    f"sink {self.name}: the login may not write to topic {topic}; give it the "
+                    f"right WRITE (kafka-acls.sh --add --producer)"
+                )
         return None
 
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:

@@ -285,6 +285,17 @@ class Slot:
                 self.drop()
                 raise
 
+    def open(self) -> None:
+        """Take the transactional id over, if this process does not have it yet.
+
+        Raises:
+            Permanent: Kafka does not allow it.
+            Retryable: no broker answers.
+        """
+        with self.lock, answered(self._what):
+            if self._producer is None:
+                self._open()
+
     def _open(self) -> None:
         settings = {
             **PRODUCER,

@@ -173,6 +173,17 @@ class ShardStager:
     topic: str
 
     def open(self, task: str) -> ShardWriter:
+        """Begin a shard, in a place where the driver's own records are.
+
+        Raises:
+            Permanent: they are not: this machine has another folder there.
+        """
+        with self.area.faults():
+            if not self.area.attempts(self.txn.scope).epoch():
+                raise Permanent(
+                    f"sink {self.area.sink}: {self.area.label} is not shared by the driver and the "
+                    f"executors: mount the same folder on all machines, or stage in a bucket"
+                )
         return ShardWriter(self, task)
 
 

@@ -6,6 +6,7 @@ import base64
 import importlib
 import subprocess
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ class KafkaServer(Lifetime):
     `cut_bootstrap` go through `proxy`, which can cut them off.
     """
 
-    def __init__(self, directory: Path | str | None = None) -> None:
+    def __init__(
+        self, directory: Path | str | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """*settings* are added to those of the broker, when its folder is new."""
         super().__init__(directory)
+        self._settings = dict(settings or {})
         self.port = free_port()
         self._controller_port = free_port()
         self._cut_port = free_port()
@@ -113,7 +118,7 @@ class KafkaServer(Lifetime):
             controller_port=self._controller_port,
         )
         unfinished = settings.with_suffix(".new")
-        unfinished.write_text(text)
+        unfinished.write_text(text + "".join(f"{k}={v}\n" for k, v in self._settings.items()))
         # The first bit is 0, or the id could begin with "-" and be taken for an option.
         number = uuid.uuid4().int >> 1
         cluster = base64.urlsafe_b64encode(number.to_bytes(16, "big")).decode().rstrip("=")
