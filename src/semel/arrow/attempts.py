@@ -17,10 +17,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from semel.errors import require
+from semel.pipeline.sink import Leftover
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 fs: Any = require("pyarrow.fs", "files")
@@ -140,7 +141,24 @@ class Attempts:
 
     def with_files(self, mark: SinkTxnId | None) -> set[SinkTxnId]:
         """List the attempts that have files, from the group before the mark's on."""
-        found = set()
+        return set(self._recent(mark))
+
+    def leftovers(
+        self, mark: SinkTxnId | None, is_done: Callable[[SinkTxnId], bool]
+    ) -> list[Leftover]:
+        """List the recent attempts that have files, and are neither promised nor done."""
+        promised, found = self.records(PREPARED), []
+        for txn, infos in self._recent(mark).items():
+            if txn not in promised and not is_done(txn):
+                size = sum(info.size for info in infos)
+                times = [info.mtime.timestamp() for info in infos if info.mtime is not None]
+                what = f"{len(infos):,} file(s), {size:,} bytes"
+                found.append(Leftover(txn, what, min(times, default=None)))
+        return sorted(found, key=lambda one: (one.txn.cycle, one.txn.attempt))
+
+    def _recent(self, mark: SinkTxnId | None) -> dict[SinkTxnId, list[Any]]:
+        """Return the files of the recent attempts, as the file system describes them."""
+        found: dict[SinkTxnId, list[Any]] = {}
         for group, _ in self._list(_home(self.scope), recursive=False):
             name = group.rpartition("/")[2]
             if not name.startswith(_GROUP) or not self._is_recent(name, mark):
@@ -150,7 +168,7 @@ class Attempts:
                     continue  # a folder, which some object stores list as an empty object
                 label = path.removeprefix(f"{group}/{_FOLDER}").partition("/")[0]
                 with contextlib.suppress(ValueError):  # not ours
-                    found.add(SinkTxnId.parse(self.scope, label))
+                    found.setdefault(SinkTxnId.parse(self.scope, label), []).append(info)
         return found
 
     def _is_recent(self, group: str, mark: SinkTxnId | None) -> bool:

@@ -25,6 +25,7 @@ from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError, reaso
 from semel.events import log
 from semel.pipeline.sink import (
     Found,
+    Leftover,
     Receipt,
     SinkFatal,
     SinkFinding,
@@ -315,6 +316,12 @@ class TableSink:
                     _remove(attempts, txn)
                     swept.append(txn)
         return sorted(swept, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def leftovers(self, scope: Scope) -> list[Leftover]:
+        table = self._load()
+        with self._storage_faults():
+            mark = table.mark(scope)
+            return table.attempts(scope).leftovers(mark, lambda txn: _is_committed(table, txn))
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
         with self._storage_faults():

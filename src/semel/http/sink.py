@@ -29,6 +29,7 @@ from semel.pipeline.sink import (
     Batch,
     Found,
     Guarantee,
+    Leftover,
     Receipt,
     Schema,
     SinkFatal,
@@ -162,6 +163,10 @@ class HttpSink:
                 continue
             swept.append(txn)
         return swept
+
+    def leftovers(self, scope: Scope) -> list[Leftover]:
+        found = self._pending(scope)
+        return [Leftover(txn, "chunks at the receiver") for txn, at in found if at != "held"]
 
     def _pending(self, scope: Scope) -> list[tuple[SinkTxnId, str]]:
         found = self._ask("GET", f"/pending/{scope.slug}", scope)

@@ -30,6 +30,7 @@ from semel.kafka.staging import Area, ShardStager, check_columns
 from semel.pipeline.sink import (
     Found,
     Guarantee,
+    Leftover,
     Receipt,
     Schema,
     SinkFatal,
@@ -284,6 +285,12 @@ class KafkaSink:
                     self._area.remove(txn)
                     swept.append(txn)
         return swept
+
+    def leftovers(self, scope: Scope) -> list[Leftover]:
+        marker = self._of(scope).seen()
+        with self._area.faults():
+            attempts = self._area.attempts(scope)
+            return attempts.leftovers(marker.last(scope), lambda txn: _is_done(marker, txn))
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
         return self._of(scope).seen().last(scope)

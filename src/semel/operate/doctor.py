@@ -32,11 +32,13 @@ from semel.pipeline.recovery import (
     check_places,
     what_ledger_says,
 )
-from semel.pipeline.sink import Found, SinkFinding, TwoPhaseSink
+from semel.pipeline.sink import Found, ListsLeftovers, SinkFinding, TwoPhaseSink
 from semel.pipeline.txn import Scope, SinkTxnId
 
 # A commit that takes longer than this is no longer "in flight" to an operator.
 LONG_IN_FLIGHT_SECONDS: Final = 300.0
+# A pipeline that runs sweeps what losers left long before.
+LONG_LEFT_SECONDS: Final = 86_400.0
 # With fewer finished cycles, the interval between them is unknown.
 ENOUGH_CYCLES: Final = 5
 # A shorter commit is never reported, even if it takes most of the interval.
@@ -66,6 +68,9 @@ class Kind(StrEnum):
 
     LEASE_LOST = "lease_lost"
     """The owner stopped renewing and left open cycles."""
+
+    LEFT_BEHIND = "left_behind"
+    """A losing attempt's data lies in a sink for long, and costs money."""
 
     SLOW = "slow"
     """Committing takes a meaningful part of the time between cycles."""
@@ -142,6 +147,22 @@ class OpenAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What tasks stored for an attempt that its sink neither holds nor shows."""
+
+    sink: str
+    txn: SinkTxnId
+    what: str
+    age_seconds: float | None
+    ledger_says: LedgerSays
+
+    @property
+    def is_swept(self) -> bool:
+        """Return whether recovery, and the sweeps of a running pipeline, remove it."""
+        return DECIDE[self.ledger_says] is RecoveryDecision.ABORT_FROM_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
 class SinkSilence:
     """A sink that does not answer: nothing may be concluded."""
 
@@ -184,6 +205,7 @@ class ScopeDiagnosis:
 
     attempts: list[OpenAttempt]
     stranded: list[Stranded]
+    left_behind: list[LeftBehind]
     silent: list[SinkSilence]
     problems: list[Problem]
 
@@ -295,8 +317,10 @@ def _diagnose(ledger: Ledger, patient: Patient, now: float) -> ScopeDiagnosis:
     scope = patient.scope
     owner = owner_of(ledger.scope_record(scope))
     seen = examine(ledger, scope, patient.sinks, owner, now)
+    left = _left_behind(ledger, scope, patient.sinks, seen, now)
     found = [
         *_of_stranded(seen),
+        *_of_leftovers(left),
         *_of_attempts(seen),
         *_of_owner(owner, seen),
         *_of_sinks(ledger, patient, seen),
@@ -308,9 +332,46 @@ def _diagnose(ledger: Ledger, patient: Patient, now: float) -> ScopeDiagnosis:
         [sink.name for sink in patient.sinks],
         seen.attempts,
         seen.stranded,
+        left,
         seen.silent,
         [Problem(scope, kind, what) for kind, what in found],
     )
+
+
+def _left_behind(
+    ledger: Ledger, scope: Scope, sinks: Sequence[TwoPhaseSink], seen: Examination, now: float
+) -> list[LeftBehind]:
+    running = {one.record.txn for one in seen.attempts if one.in_flight}
+    silent = {one.sink for one in seen.silent}
+    found = []
+    for sink in sinks:
+        if sink.name in silent or not isinstance(sink, ListsLeftovers):
+            continue
+        try:
+            left = [one for one in sink.leftovers(scope) if one.txn not in running]
+        except Exception as error:  # noqa: BLE001  a sink's silence is a finding, not a failure
+            seen.silent.append(SinkSilence(sink.name, reason_of(error)))
+            continue
+        says = what_ledger_says(ledger, scope, [one.txn for one in left])
+        for one in left:
+            age = None if one.since is None else max(0.0, now - one.since)
+            found.append(LeftBehind(sink.name, one.txn, one.what, age, says[one.txn]))
+    return found
+
+
+def _of_leftovers(left: Iterable[LeftBehind]) -> Iterable[tuple[Kind, str]]:
+    for one in left:
+        if (one.age_seconds or 0) > LONG_LEFT_SECONDS:
+            name = f"{one.what} of {short_name(one.txn)} in sink {one.sink!r}"
+            ends = (
+                "starting the job, or `semel recover`, removes them"
+                if one.is_swept
+                else "they stay as they are: look whether another ledger knows them"
+            )
+            yield (
+                Kind.LEFT_BEHIND,
+                f"{name} lie there, and the ledger says {one.ledger_says}: {ends}",
+            )
 
 
 def obstacles(ledger: Ledger, patient: Patient, seen: Examination) -> Iterable[str]:

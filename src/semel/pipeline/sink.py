@@ -256,6 +256,26 @@ class MindsSpeculation(Protocol):
         """Prepare for speculative copies of tasks; called before `check`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What tasks stored for an attempt that is neither prepared nor visible."""
+
+    txn: SinkTxnId
+    what: str
+    """``3 file(s), 1,200 bytes``."""
+
+    since: float | None = None
+    """When the oldest of it was written, in seconds since 1970, if the sink can say."""
+
+
+@runtime_checkable
+class ListsLeftovers(Protocol):
+    """A sink that can list what `sweep` would remove."""
+
+    def leftovers(self, scope: Scope) -> list[Leftover]:
+        """List them, those of running attempts, too; changes nothing."""
+
+
 @runtime_checkable
 class DescribesGuarantee(Protocol):
     """A sink that describes its guarantee, for the lint."""

@@ -28,6 +28,7 @@ from semel.events import log
 from semel.pipeline.sink import (
     Found,
     Guarantee,
+    Leftover,
     Receipt,
     Schema,
     SinkFatal,
@@ -398,6 +399,16 @@ class S3Sink:
                     continue
                 swept.append(txn)
         return sorted(swept, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def leftovers(self, scope: Scope) -> list[Leftover]:
+        with self._telling():
+            sealed, found = self._books(scope).prepared, dict[SinkTxnId, list[float]]()
+            for upload in self.store.uploads():
+                txn = txn_of(scope, upload.key)
+                if txn is not None and txn not in sealed:
+                    found.setdefault(txn, []).append(upload.since)
+        left = [Leftover(t, f"{len(at):,} open upload(s)", min(at)) for t, at in found.items()]
+        return sorted(left, key=lambda one: (one.txn.cycle, one.txn.attempt))
 
     def open_uploads(self) -> list[Upload]:
         """List every upload under the prefix that is neither completed nor aborted, with its time.

@@ -10,10 +10,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from semel import Driver
+from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse, Permanent
+from semel.memory.ledger import MemoryLedger
+from semel.operate.doctor import Kind, Patient, diagnose
+from semel.pipeline.recovery import LedgerSays
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, Tally
+from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId, Scope
 from semel.sinks import DeltaSink
+from semel.testing import SimulatedClock
 
 SCOPE = Scope("ledger-1", "payments", "main")
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -319,6 +326,39 @@ def test_a_table_that_asks_for_more_than_files_is_refused(uri, tmp_path):
         DeltaSink(tmp_path / "nothing").check(None)
     with pytest.raises(Misuse, match="append, overwrite"):
         DeltaSink(uri, write="upsert")
+
+
+def test_what_a_late_task_left_is_listed_by_the_doctor_and_removed_by_recovery(uri):
+    ledger, sink = MemoryLedger(), DeltaSink(uri)
+    driver = Driver("payments", ledger, [sink])
+    driver.start()
+    late = []
+
+    def stage(txn):
+        late.append(txn)
+        raise OSError("the executors are gone")
+
+    cycle = CycleId(driver.scope, 1, 0)
+    driver.run_cycle(cycle, lambda: BatchRange.of_offsets({"t/0": (0, 2)}), stage)
+    driver.stop()
+    writer = sink.stager(late[0]).open("late")
+    writer.write(rows(1, 2))
+    writer.finish()
+    patients = [Patient(driver.scope, [sink])]
+
+    (now,) = diagnose(ledger, patients).scopes
+    in_a_week = SimulatedClock(SYSTEM_CLOCK.now() + 7 * 86_400)
+    (later,) = diagnose(ledger, patients, clock=in_a_week).scopes
+
+    (left,) = now.left_behind
+    assert (left.txn, left.ledger_says, left.is_swept) == (late[0], LedgerSays.ABORTED, True)
+    assert left.what.startswith("1 file(s), ")
+    assert 0 <= left.age_seconds < 60
+    assert [problem.kind for problem in now.problems] == []
+    assert [problem.kind for problem in later.problems] == [Kind.LEFT_BEHIND]
+    driver.start()
+    assert diagnose(ledger, patients).scopes[0].left_behind == []
+    driver.stop()
 
 
 def test_a_reader_of_another_lineage_reads_the_delta_table(uri, monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, Tally
 from semel.sinks import IcebergSink
 from semel.testing.services import CutProxy
-from tests.unit.iceberg.iceberg_place import SCOPE, TABLE, committed, prepared, rows, txn
+from tests.unit.iceberg.iceberg_place import SCOPE, TABLE, committed, prepared, rows, stage, txn
 
 
 class Overtaken(IcebergSink):
@@ -187,6 +188,20 @@ def test_a_mark_that_somebody_changed_stops_the_sink(plain):
     assert isinstance(outcome, SinkFatal)
     assert "semel did not write" in outcome.reason
     assert plain.ids() == []
+
+
+def test_files_of_attempts_that_are_not_held_are_listed_until_they_are_swept(plain):
+    sink, held, dead, done = plain.sink(), txn(1), txn(1), txn(0)
+    committed(sink, done, rows(1))
+    prepared(sink, held, rows(2))
+    stage(sink, dead, rows(3, 4))
+
+    (left,) = sink.leftovers(SCOPE)
+
+    assert (left.txn, left.what[:10]) == (dead, "1 file(s),")
+    assert abs(left.since - time.time()) < 60
+    assert sink.sweep(SCOPE, lambda found: found == dead) == [dead]
+    assert sink.leftovers(SCOPE) == []
 
 
 def test_people_find_the_cycle_in_the_snapshots_summary(plain):

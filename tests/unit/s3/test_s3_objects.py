@@ -171,7 +171,11 @@ def test_open_uploads_are_listed_over_all_pages_with_their_time(place, monkeypat
 
     assert len({one.upload_id for one in uploads}) == 7
     assert all(abs(one.since - dt.datetime.now(dt.UTC).timestamp()) < 60 for one in uploads)
+    left = sink.leftovers(SCOPE)
+    assert {(one.txn, one.what) for one in left} == {(txn, "1 open upload(s)") for txn in txns}
+    assert {one.since for one in left} == {one.since for one in uploads}
     assert set(sink.sweep(SCOPE, lambda txn: True)) == set(txns)
+    assert sink.leftovers(SCOPE) == []
     assert sink.open_uploads() == []
 
 

@@ -13,6 +13,7 @@ from semel.cli.render import Field, Line, Rows, Shape, bold, column, lasting, re
 from semel.cli.target import Target
 from semel.operate.doctor import (
     Diagnosis,
+    LeftBehind,
     OpenAttempt,
     Patient,
     Problem,
@@ -49,6 +50,17 @@ STRANDED = Shape(
     Field("ledger_says", head="ledger says"),
     column("decision", _decision),
     Field("decision"),
+    whole=True,
+)
+LEFT_BEHIND = Shape(
+    LeftBehind,
+    Field("sink", head="sink"),
+    Field("cycle", "txn.cycle.label", head="cycle"),
+    Field("attempt", "txn.attempt", head="attempt", cell=start_of),
+    Field("what", head="left behind"),
+    Field("age_seconds", head="age", cell=lasting, right=True),
+    Field("ledger_says", head="ledger says"),
+    Field("is_swept", head="swept"),
     whole=True,
 )
 Shape(Problem, Field("runbook"), whole=True)
@@ -95,6 +107,8 @@ def _scope_lines(scope: ScopeDiagnosis) -> Iterator[Line | Rows]:
     asked = ", ".join(scope.sinks_asked)
     yield f"sinks asked: {asked}" if asked else "sinks not asked: give --pipeline to ask them"
     yield from unfinished_lines(scope.attempts, scope.stranded)
+    if scope.left_behind:
+        yield LEFT_BEHIND.table(scope.left_behind)
     for problem in scope.problems:
         yield red(problem.kind, f"  {problem.what}")
         yield f"    read {problem.runbook}"
