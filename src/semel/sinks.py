@@ -2,6 +2,7 @@
 
 FilesSink, IcebergSink, KafkaSink       ready to use
 HttpSink, receiver                      rows to a service, and the service that takes them
+HttpPostSink                            rows to a service that takes them by single POSTs
 PostgresSink, S3Sink, MemorySink        ready to use
 MessagesSink                            what a batch of messages changes in semel's tables
 DeltaSink                               ready to use
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from semel.arrow.tally import tally
     from semel.delta.sink import DeltaSink
     from semel.files.sink import FilesSink
+    from semel.http.posts import HttpPostSink
     from semel.http.receiver import receiver
     from semel.http.sink import HttpSink
     from semel.iceberg.sink import IcebergSink
@@ -54,6 +56,7 @@ __all__ = [
     "FilesSink",
     "Found",
     "Guarantee",
+    "HttpPostSink",
     "HttpSink",
     "IcebergSink",
     "KafkaSink",
@@ -87,6 +90,7 @@ __getattr__ = lazily(
         "FilesSink": "semel.files.sink",
         "Found": "semel.pipeline.sink",
         "Guarantee": "semel.pipeline.sink",
+        "HttpPostSink": "semel.http.posts",
         "HttpSink": "semel.http.sink",
         "IcebergSink": "semel.iceberg.sink",
         "KafkaSink": "semel.kafka.sink",

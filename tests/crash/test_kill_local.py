@@ -77,9 +77,9 @@ def found(zygote, tmp_path_factory, postgres_server, seaweedfs) -> Iterator[list
 def test_every_crash_point_is_a_window_of_the_local_driver(found):
     reached = {(w.window.partition(":")[0], w.window.rpartition(":")[2]) for w in found}
 
-    # Kafka's are crashed in tests/kafka/test_kafka_sink.py, with a broker, and that of upserts in
-    # tests/unit/iceberg/test_iceberg_writes.py.
-    elsewhere = ("kafka_", CrashPoint.TABLE_COMMIT_REWRITTEN.step)
+    # Kafka's are crashed in tests/kafka/test_kafka_sink.py, with a broker, and those of POSTs and
+    # upserts in tests/unit/http/test_http_posts.py and tests/unit/iceberg/test_iceberg_writes.py.
+    elsewhere = ("kafka_", "http_", CrashPoint.TABLE_COMMIT_REWRITTEN.step)
     here = [point for point in PIPELINE_POINTS if not point.step.startswith(elsewhere)]
     assert {(point.step, point.side) for point in here} == reached
 

@@ -54,10 +54,12 @@ ANSWERS: Final[Mapping[int, tuple[Response, str]]] = {
 """Any other answer of 500 and above is `LATER`, and any other at all `REFUSED`."""
 
 
-def meaning(status: int) -> tuple[Response, str]:
+def meaning(
+    status: int, answers: Mapping[int, tuple[Response, str]] = ANSWERS
+) -> tuple[Response, str]:
     """Return what an HTTP status means."""
     later = Response.LATER if status >= 500 else Response.REFUSED
-    return ANSWERS.get(status, (later, "an unexpected answer"))
+    return answers.get(status, (later, "an unexpected answer"))
 
 
 class ReceiverRefused(Permanent):
@@ -104,8 +106,9 @@ class ReceiverClient:
         content: bytes | None = None,
         json: Any = None,
         more: Mapping[str, str] | None = None,
+        answers: Mapping[int, tuple[Response, str]] = ANSWERS,
     ) -> Any:
-        """Send a request until it is answered, and return the answer's JSON.
+        """Send a request until it is answered, and return the answer's JSON; None if it has none.
 
         Raises:
             ReceiverRefused: the receiver will never do it.
@@ -126,9 +129,10 @@ class ReceiverClient:
             except httpx.TransportError as error:
                 reason = f"no answer ({reason_of(error)})"
                 continue
-            what, words = meaning(answer.status_code)
+            what, words = meaning(answer.status_code, answers)
             if what is Response.DONE:
-                return answer.json() if answer.content else None
+                is_json = "json" in answer.headers.get("Content-Type", "")
+                return answer.json() if answer.content and is_json else None
             reason = f"{answer.status_code}, {words}{_said(answer)}"
             if what is Response.REFUSED:
                 raise ReceiverRefused(f"{method} {path}: {reason}", answer.status_code)

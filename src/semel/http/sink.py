@@ -231,7 +231,7 @@ class HttpWriter:
         self._task = task
         self._waiting: list[bytes] = []
         self._bytes = 0
-        self._chunks: list[list[Any]] = []
+        self._chunks: list[Any] = []
         self._tally = Tally()
 
     def write(self, batch: Batch) -> None:
@@ -245,11 +245,8 @@ class HttpWriter:
 
     def _send(self) -> None:
         stager = self._stager
-        body, rows = b"".join(line + b"\n" for line in self._waiting), len(self._waiting)
-        more = {"Content-Type": "application/jsonl", "Semel-Rows": str(rows)}
-        if stager.compression == "gzip":
-            body = gzip.compress(body, 5, mtime=0)
-            more["Content-Encoding"] = "gzip"
+        body, rows = packed(self._waiting, stager.compression), len(self._waiting)
+        more = {"Semel-Rows": str(rows), **content_headers(stager.compression)}
         path = f"/chunks/{_id(stager.txn)}/{safe_name(self._task)}/{len(self._chunks)}"
         self._client.request("PUT", path, epoch=stager.epoch, content=body, more=more)
         self._chunks.append([hashlib.sha256(body).hexdigest(), rows])
@@ -270,6 +267,18 @@ class HttpWriter:
         with contextlib.suppress(SemelError):
             self._client.request("DELETE", path, epoch=stager.epoch)
         self._client.close()
+
+
+def packed(lines: Sequence[bytes], compression: str) -> bytes:
+    """Return the body of a chunk: JSON lines, the same bytes for the same rows."""
+    body = b"".join(line + b"\n" for line in lines)
+    return gzip.compress(body, 5, mtime=0) if compression == "gzip" else body
+
+
+def content_headers(compression: str) -> dict[str, str]:
+    """Return what a request says of a chunk."""
+    encoding = {"Content-Encoding": "gzip"} if compression == "gzip" else {}
+    return {"Content-Type": "application/jsonl", **encoding}
 
 
 def _about(scope: Scope, sink: str) -> dict[str, str]:

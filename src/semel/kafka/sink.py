@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from semel.arrow.area import Area
 from semel.arrow.attempts import PREPARED, sync
 from semel.arrow.tally import tally
 from semel.crashpoints import CrashPoint, reach
@@ -26,7 +27,7 @@ from semel.errors import (
 )
 from semel.kafka.client import CALL_SECONDS, bootstrap_of, kafka, make, settings_for
 from semel.kafka.slots import Marker, Proof, Slots, admin, answered, markers_of
-from semel.kafka.staging import Area, ShardStager, check_columns
+from semel.kafka.staging import ShardStager, check_columns
 from semel.pipeline.sink import (
     Found,
     Guarantee,

@@ -1,0 +1,161 @@
+"""The fallback for services without two phases: one POST per chunk, under one key."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from test_http_sink import SECRET, Served, secret_headers
+
+from semel import crashpoints
+from semel.crashpoints import CrashPoint
+from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable
+from semel.pipeline.txn import CycleId, Scope
+from semel.sinks import HttpPostSink
+from semel.testing import SinkContract
+
+SCOPE = Scope("ledger", "payments", "main")
+
+
+class Remembering:
+    """A service that takes rows by POST, and remembers the keys."""
+
+    def __init__(self):
+        self.taken, self.posts, self.answers = {}, Counter(), []
+        self.app = Starlette(routes=[Route("/rows", self.take, methods=["POST"])])
+
+    async def take(self, request):
+        if self.answers:
+            return JSONResponse({"reason": "so it is"}, self.answers.pop(0))
+        body = gzip.decompress(await request.body())
+        key = request.headers["Idempotency-Key"]
+        self.posts[key] += 1
+        self.taken.setdefault(key, [json.loads(line) for line in body.splitlines()])
+        return Response(status_code=202)
+
+    def rows(self):
+        return [row for rows in self.taken.values() for row in rows]
+
+
+@pytest.fixture(scope="module")
+def served():
+    service = Remembering()
+    with Served(service.app) as there:
+        service.url = f"{there.url}/rows"
+        yield service
+
+
+@pytest.fixture
+def service(served):
+    served.__dict__.update(taken={}, posts=Counter(), answers=[])
+    return served
+
+
+class TestHttpPostSink(SinkContract):
+    secrets = (SECRET,)
+
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path, service):
+        self.path, self.service = tmp_path / "staging", service
+        self.sinks = []
+        yield
+        for sink in self.sinks:
+            sink.close()
+
+    def make_sink(self):
+        sink = HttpPostSink(
+            self.service.url, staging=str(self.path), headers=secret_headers, chunk_bytes=1000
+        )
+        self.sinks.append(sink)
+        return sink
+
+    def visible_rows(self, sink):
+        return self.service.rows()
+
+    def leavings(self, sink):
+        return [*self.path.glob("*/semel-*/prepared/*"), *self.path.glob("*/semel-*/from=*/*/*")]
+
+    def lose(self, sink, txn):
+        shutil.rmtree(sink._area.folder(txn))
+
+
+@pytest.fixture
+def sink(service, tmp_path):
+    sink = HttpPostSink(service.url, staging=str(tmp_path), chunk_bytes=20, tries=2)
+    sink.fence(SCOPE, 1)
+    yield sink
+    sink.close()
+
+
+def prepared(sink):
+    txn = CycleId(SCOPE, 1, 0).attempt()
+    writer = sink.stager(txn).open("task")
+    writer.write(pa.RecordBatch.from_pydict({"id": [1, 2, 3], "text": ["a", None, "a long text"]}))
+    outcome = sink.prepare(txn, [writer.finish()])
+    assert isinstance(outcome, SinkOK), outcome
+    return txn, outcome.token
+
+
+class Crash(BaseException):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("point", [CrashPoint.HTTP_PREPARE_SEALED, CrashPoint.HTTP_CHUNKS_POSTED])
+def test_chunks_are_posted_again_under_their_keys_after_a_crash(sink, service, point):
+    def crash(reached, name):
+        if reached is point:
+            raise Crash
+
+    txn, token = prepared(sink)
+    before = crashpoints.install(crash)
+    try:
+        if point is CrashPoint.HTTP_CHUNKS_POSTED:
+            with pytest.raises(Crash):
+                sink.commit(txn, token)
+    finally:
+        crashpoints.install(before)
+
+    assert sink.recover(SCOPE) == [txn]
+    assert sink.commit(txn, token) == SinkOK()
+
+    again = 2 if point is CrashPoint.HTTP_CHUNKS_POSTED else 1
+    keys = [f"{SCOPE.slug}.g1.b0.{number}" for number in range(len(service.posts))]
+    assert service.posts == Counter(dict.fromkeys(keys, again))
+    assert len(keys) > 1
+    assert sorted(row["id"] for row in service.rows()) == [1, 2, 3]
+    assert sink.look_up(txn, token).found is Found.VISIBLE
+
+
+@pytest.mark.parametrize(("status", "kind"), [(409, SinkOK), (503, SinkOK), (422, SinkFatal)])
+def test_an_answer_to_a_post_is_waited_out_or_stops_the_cycle(sink, service, status, kind):
+    txn, token = prepared(sink)
+    service.answers = [status]
+
+    assert isinstance(sink.commit(txn, token), kind)
+
+    assert sink.look_up(txn, token).found is (Found.VISIBLE if kind is SinkOK else Found.HELD)
+    assert sink.commit(txn, token) == SinkOK()
+
+
+def test_a_service_that_is_down_leaves_the_cycle_prepared(sink, service):
+    txn, token = prepared(sink)
+    service.answers = [503] * 99
+
+    assert isinstance(sink.commit(txn, token), SinkRetryable)
+
+    service.answers = []
+    assert sink.commit(txn, token) == SinkOK()
+
+
+def test_the_guarantee_says_that_it_is_weaker(sink):
+    assert "remembers Idempotency-Key" in sink.guarantee().weakened_by[0]
+
+
+del SinkContract
