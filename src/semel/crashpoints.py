@@ -76,8 +76,8 @@ class CrashPoint(StrEnum):
     TABLE_COMMIT_REWRITTEN = "table_commit_rewritten:after"
     TABLE_COMMIT_SENT = "table_commit_sent:after"
 
-    HTTP_PREPARE_SEALED = "http_prepare_sealed:after"
-    HTTP_CHUNKS_POSTED = "http_chunks_posted:after"
+    HELD_PREPARE_SEALED = "held_prepare_sealed:after"
+    HELD_SENT = "held_sent:after"
 
     KAFKA_PREPARE_SEALED = "kafka_prepare_sealed:after"
     KAFKA_SLOT_COMMIT_BEFORE = "kafka_slot_commit:before"

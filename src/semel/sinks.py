@@ -3,6 +3,7 @@
 FilesSink, IcebergSink, KafkaSink       ready to use
 HttpSink, receiver                      rows to a service, and the service that takes them
 HttpPostSink                            rows to a service that takes them by single POSTs
+CallbackSink                            rows to a function, after the decision
 PostgresSink, S3Sink, MemorySink        ready to use
 MessagesSink                            what a batch of messages changes in semel's tables
 DeltaSink                               ready to use
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
+    from semel.arrow.callback import CallbackSink
     from semel.arrow.tally import tally
     from semel.delta.sink import DeltaSink
     from semel.files.sink import FilesSink
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from semel.s3.sink import S3Sink
 
 __all__ = [
+    "CallbackSink",
     "CountsVisibleRows",
     "DeltaSink",
     "FilesSink",
@@ -86,6 +89,7 @@ __getattr__ = lazily(
     __name__,
     {
         "CountsVisibleRows": "semel.pipeline.sink",
+        "CallbackSink": "semel.arrow.callback",
         "DeltaSink": "semel.delta.sink",
         "FilesSink": "semel.files.sink",
         "Found": "semel.pipeline.sink",

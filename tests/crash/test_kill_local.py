@@ -79,7 +79,7 @@ def test_every_crash_point_is_a_window_of_the_local_driver(found):
 
     # Kafka's are crashed in tests/kafka/test_kafka_sink.py, with a broker, and those of POSTs and
     # upserts in tests/unit/http/test_http_posts.py and tests/unit/iceberg/test_iceberg_writes.py.
-    elsewhere = ("kafka_", "http_", CrashPoint.TABLE_COMMIT_REWRITTEN.step)
+    elsewhere = ("kafka_", "held_", CrashPoint.TABLE_COMMIT_REWRITTEN.step)
     here = [point for point in PIPELINE_POINTS if not point.step.startswith(elsewhere)]
     assert {(point.step, point.side) for point in here} == reached
 

@@ -93,8 +93,15 @@ class Area:
             system.create_dir(path.rpartition("/")[0])
             with system.open_output_stream(path) as stream:
                 stream.write(body)
+            self.sealed(txn, file)
+
+    def sealed(self, txn: SinkTxnId, file: str) -> int:
+        """Make a written file durable, and return its size."""
+        path = f"{self.folder(txn)}/{file}"
+        with self.faults() as system:
             sync(system, path)
             sync(system, path.rpartition("/")[0])
+            return int(system.get_file_info(path).size)
 
     def delete(self, txn: SinkTxnId, file: str) -> None:
         """Remove a file of an attempt."""

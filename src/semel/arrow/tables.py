@@ -121,6 +121,11 @@ class TableSink:
         self.write = TableWrite(write)
         self._epochs: dict[Scope, int] = {}
 
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether a later cycle's rows may take the place of earlier ones."""
+        return self.write is not TableWrite.APPEND
+
     def _load(self) -> LoadedTable:
         raise NotImplementedError
 

@@ -107,7 +107,7 @@ class Crash(BaseException):
     """The end of a process."""
 
 
-@pytest.mark.parametrize("point", [CrashPoint.HTTP_PREPARE_SEALED, CrashPoint.HTTP_CHUNKS_POSTED])
+@pytest.mark.parametrize("point", [CrashPoint.HELD_PREPARE_SEALED, CrashPoint.HELD_SENT])
 def test_chunks_are_posted_again_under_their_keys_after_a_crash(sink, service, point):
     def crash(reached, name):
         if reached is point:
@@ -116,7 +116,7 @@ def test_chunks_are_posted_again_under_their_keys_after_a_crash(sink, service, p
     txn, token = prepared(sink)
     before = crashpoints.install(crash)
     try:
-        if point is CrashPoint.HTTP_CHUNKS_POSTED:
+        if point is CrashPoint.HELD_SENT:
             with pytest.raises(Crash):
                 sink.commit(txn, token)
     finally:
@@ -125,7 +125,7 @@ def test_chunks_are_posted_again_under_their_keys_after_a_crash(sink, service, p
     assert sink.recover(SCOPE) == [txn]
     assert sink.commit(txn, token) == SinkOK()
 
-    again = 2 if point is CrashPoint.HTTP_CHUNKS_POSTED else 1
+    again = 2 if point is CrashPoint.HELD_SENT else 1
     keys = [f"{SCOPE.slug}.g1.b0.{number}" for number in range(len(service.posts))]
     assert service.posts == Counter(dict.fromkeys(keys, again))
     assert len(keys) > 1

@@ -83,6 +83,13 @@ def test_a_delete_column_deletes_its_keys_and_is_not_stored(plain):
     assert texts(plain) == {2: "new", 3: "new", 4: "row 4"}
 
 
+@pytest.mark.parametrize(
+    ("options", "replaces"), [({}, False), ({"key": "id"}, True), ({"write": "overwrite"}, True)]
+)
+def test_the_order_of_cycles_matters_where_rows_are_replaced(plain, options, replaces):
+    assert plain.sink(**options).replaces_rows is replaces
+
+
 def test_a_delete_takes_keys_and_leaves_all_other_rows(plain):
     sink = plain.sink(write="delete", key="id")
     keys = pa.RecordBatch.from_pydict({"id": [2, 3, 50]})

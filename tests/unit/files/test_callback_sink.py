@@ -1,0 +1,69 @@
+"""A function gets the rows of each cycle after its decision, by a key that tells repetitions."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+import pytest
+
+from semel.pipeline.sink import Found, SinkOK, SinkRetryable
+from semel.pipeline.txn import CycleId, Scope
+from semel.sinks import CallbackSink
+from semel.testing import SinkContract
+
+SCOPE = Scope("ledger", "payments", "main")
+TAKEN: dict[str, list] = {}
+FAILURES: list[Exception] = []
+
+
+def take(cycle, rows):
+    if FAILURES:
+        raise FAILURES.pop()
+    TAKEN.setdefault(cycle, rows.to_pylist())
+
+
+@pytest.fixture(autouse=True)
+def nothing_taken():
+    TAKEN.clear()
+    FAILURES.clear()
+
+
+class TestCallbackSink(SinkContract):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path):
+        self.path = tmp_path
+
+    def make_sink(self):
+        return CallbackSink(take, staging=str(self.path))
+
+    def visible_rows(self, sink):
+        return [row for rows in TAKEN.values() for row in rows]
+
+    def leavings(self, sink):
+        return [*self.path.glob("*/semel-*/prepared/*"), *self.path.glob("*/semel-*/from=*/*/*")]
+
+    def lose(self, sink, txn):
+        shutil.rmtree(sink._area.folder(txn))
+
+
+def test_a_function_that_raises_is_called_again_with_the_same_cycle(tmp_path):
+    sink = CallbackSink(take, staging=str(tmp_path))
+    sink.fence(SCOPE, 1)
+    txn = CycleId(SCOPE, 1, 7).attempt()
+    writer = sink.stager(txn).open("task")
+    writer.write(pa.RecordBatch.from_pydict({"id": [1, 2]}))
+    token = sink.prepare(txn, [writer.finish()]).token
+    FAILURES.append(RuntimeError("no"))
+
+    outcome = sink.commit(txn, token)
+
+    assert isinstance(outcome, SinkRetryable)
+    assert "take raised" in outcome.reason
+    assert sink.look_up(txn, token).found is Found.HELD
+    assert sink.commit(txn, token) == SinkOK()
+    assert sink.commit(txn, token) == SinkOK()
+    assert {f"{SCOPE.slug}.g1.b7": [{"id": 1}, {"id": 2}]} == TAKEN
+
+
+del SinkContract
