@@ -240,7 +240,8 @@ class MessagesSink(PostgresSink):
             with connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 limits = {"consumer": self.consumer, "rows": limit_rows, "bytes": limit_bytes}
-                found = connection.execute(queues.encode(), limits).fetchall()
+                [(is_due,)] = connection.execute(_is_due(tables).encode(), limits).fetchall()
+                found = connection.execute(queues.encode(), limits).fetchall() if is_due else []
                 these = {"consumer": self.consumer, "places": [place for (place,) in found]}
                 rows = connection.execute(comes.encode(), these).fetchall() if found else []
                 keys = connection.execute(held.encode(), these).fetchall()
@@ -489,16 +490,21 @@ SELECT w.key, max(w.place) FROM {waiting} AS w
 
 
 def _is_due(tables: MessageTables) -> str:
-    """Ask the index for a head that is due, or behind no other message, as after a skip."""
+    """Ask for a retry that is due and first of its key, or a key whose first message is behind.
+
+    The second is there after the first message was skipped.
+    """
     waiting = tables.table("waiting_message")
-    first = f"""
-        w.consumer = %(consumer)s AND (w.held = 0 OR NOT EXISTS (
-            SELECT FROM {waiting} AS e WHERE e.consumer = w.consumer AND e.key = w.key
-               AND e.held = 1 AND e.place < w.place))"""
+    mine = f"FROM {waiting} AS w WHERE w.consumer = %(consumer)s"
     return f"""
-SELECT EXISTS (SELECT FROM {waiting} AS w
-                WHERE w.waits = 'retry' AND w.due_at <= (SELECT {tables.now}) AND {first})
-    OR EXISTS (SELECT FROM {waiting} AS w WHERE w.waits = 'behind' AND {first})"""
+SELECT EXISTS (SELECT {mine} AND w.waits = 'retry' AND w.due_at <= (SELECT {tables.now})
+                  AND (w.held = 0 OR NOT EXISTS (
+                      SELECT FROM {waiting} AS e WHERE e.consumer = w.consumer AND e.key = w.key
+                         AND e.held = 1 AND e.place < w.place)))
+    OR EXISTS (SELECT {mine} AND w.waits = 'behind')
+   AND (EXISTS (SELECT {mine} AND w.waits = 'behind' AND w.held = 0)
+        OR EXISTS (SELECT {mine} AND w.held = 1 GROUP BY w.key
+                   HAVING min(w.place) = min(w.place) FILTER (WHERE w.waits = 'behind')))"""
 
 
 def _seen(row: Sequence[Any]) -> SeenWaiting:

@@ -6,7 +6,8 @@ The pass is a script of its own: it knows of the sink only what `ComeBack` and `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,6 +35,9 @@ TASKS: Final = 2
 FAILS: Final = {"b1": 2}
 """How often the handler fails at a message."""
 
+POISON: Final = "d1"
+"""The message that becomes a dead letter."""
+
 BATCHES: Final = (
     ("a1", "b1", "c1"),
     ("a2", "b2", "c2"),
@@ -46,6 +50,7 @@ BATCHES: Final = (
 """The ids of the messages; the first letter is the key."""
 
 MESSAGES: Final = sorted({name for batch in BATCHES for name in batch})
+HANDLED: Final = [name for name in MESSAGES if name != POISON]
 EFFECTS: Final = pa.schema([("id", pa.string()), ("key", pa.string())])
 _BOOKS: Final = "semel"
 
@@ -57,6 +62,8 @@ class Pass:
     changes: list[list[MessageChange]] = field(default_factory=lambda: [[] for _ in range(TASKS)])
     effects: list[list[str]] = field(default_factory=lambda: [[] for _ in range(TASKS)])
     stuck: dict[str, int | None] = field(default_factory=dict)
+    handled: Counter[str] = field(default_factory=Counter)
+    """By key; a key's version is the number of its messages that were handled."""
 
     def drain(self, back: ComeBack) -> None:
         """Handle what comes back, in order, until one of its key has to wait again."""
@@ -81,6 +88,12 @@ class Pass:
             if name[0] in self.stuck:
                 self._claim(name, "PARKED", 0)
                 self._wait(name, offset + number, "behind", 0)
+            elif name == POISON:
+                self._claim(name, "FAILED_TERMINAL", 1)
+                detail = detail_of(payload=name.encode(), topic="events", reason="poison")
+                self._add(name, MessageChange(Op.LETTER, name, payload_hash="h", detail=detail))
+                detail = detail_of(number=1, failure_class="poison")
+                self._add(name, MessageChange(Op.ATTEMPT, name, detail=detail))
             elif self._succeeds(name, 1):
                 self._claim(name, "COMPLETED", 1)
             else:
@@ -88,13 +101,27 @@ class Pass:
                 self.stuck[name[0]] = None
                 self._wait(name, offset + number, "retry", 1)
 
+    def finish(self, versions: Mapping[str, int | None]) -> None:
+        """Raise the version of every key by the number of its messages that were handled."""
+        for key, number in self.handled.items():
+            seen = versions.get(key)
+            change = MessageChange(Op.VERSION, key=key, version=(seen or 0) + number)
+            change.seen_version = seen
+            self._add(key, change)
+
     def _task(self, name: str) -> int:
         return ord(name[0]) % TASKS
+
+    def _add(self, name: str, change: MessageChange) -> None:
+        self.changes[self._task(name)].append(change)
 
     def _succeeds(self, name: str, attempt: int) -> bool:
         if attempt <= FAILS.get(name, 0):
             return False
         self.effects[self._task(name)].append(name)
+        self.handled[name[0]] += 1
+        sent = detail_of(outbox="outbox", topic="out", payload=b"", headers={})
+        self._add(name, MessageChange(Op.SEND, name, key=name[0], detail=sent))
         return True
 
     def _change(self, row: SeenWaiting, op: Op, state: str, attempts: int) -> None:
@@ -104,18 +131,18 @@ class Pass:
         change.seen_waits = row.waits.value
         if op is Op.AGAIN:
             change.detail = detail_of(waits="retry", reason="again")
-        self.changes[self._task(row.message_id)].append(change)
+        self._add(row.message_id, change)
 
     def _claim(self, name: str, state: str, attempts: int) -> None:
         change = MessageChange(Op.CLAIM, name, state=state, attempts=attempts, payload_hash="h")
-        self.changes[self._task(name)].append(change)
+        self._add(name, change)
 
     def _wait(self, name: str, offset: int, waits: str, attempts: int) -> None:
         change = MessageChange(Op.WAIT, name, key=name[0], payload_hash="h", attempts=attempts)
         change.state, change.place = "held", self.stuck[name[0]]
         change.topic, change.partition, change.offset = "events", 0, offset
         change.detail = detail_of(waits=waits, held=True, payload=name.encode())
-        self.changes[self._task(name)].append(change)
+        self._add(name, change)
 
 
 @dataclass
@@ -168,7 +195,9 @@ class Scene:
         effects, messages = sinks
         made = Pass()
         made.drain(messages.come_back())
-        made.handle(batch, begin, messages.reader().claims(sorted(set(batch))))
+        reader = messages.reader()
+        made.handle(batch, begin, dict(reader.claims(sorted(set(batch)))))
+        made.finish(reader.versions(made.handled))
         receipts = {sink.name: [] for sink in sinks}
         for task in range(TASKS):
             rows = [{"id": name, "key": name[0]} for name in made.effects[task]]
@@ -189,15 +218,34 @@ class Scene:
         except Crash:
             pool().close_all()
 
-    def verdicts(self, without_effect: frozenset[str] = frozenset()) -> list[str]:
-        """Return what is wrong in the end; *without_effect* are the messages that were skipped."""
+    def verdicts(
+        self,
+        without_effect: Collection[str] = (),
+        by_others: Collection[str] = (),
+    ) -> list[str]:
+        """Return what is wrong in the end.
+
+        *without_effect* are the messages that were skipped, *by_others* those that a service
+        has handled.
+        """
         wrong = []
         with self.connect() as database:
             effects = database.execute("SELECT id FROM effects ORDER BY number").fetchall()
             names = [name for (name,) in effects]
-            expected = [name for name in MESSAGES if name not in without_effect]
+            expected = [name for name in HANDLED if name not in without_effect]
             if sorted(names) != expected:
                 wrong.append(f"effects {names}")
+            sent = database.execute("SELECT message_id FROM outbox_message ORDER BY 1").fetchall()
+            if sent != [(name,) for name in expected if name not in by_others]:
+                wrong.append(f"sent {sent}")
+            versions = database.execute("SELECT key, version FROM aggregate_version").fetchall()
+            if dict(versions) != Counter(name[0] for name in expected if name not in by_others):
+                wrong.append(f"versions {versions}")
+            letters = database.execute(
+                "SELECT message_id FROM dead_letter UNION ALL SELECT message_id FROM failed_attempt"
+            ).fetchall()
+            if letters != [(POISON,), (POISON,)]:
+                wrong.append(f"letters {letters}")
             for key in {name[0] for name in names}:
                 of_key = [name for name in names if name[0] == key]
                 if of_key != sorted(of_key):
@@ -205,7 +253,8 @@ class Scene:
             claims = database.execute(
                 "SELECT message_id, state FROM processed_message ORDER BY 1"
             ).fetchall()
-            if claims != [(name, ClaimState.COMPLETED) for name in MESSAGES]:
+            ends = {POISON: ClaimState.FAILED_TERMINAL}
+            if claims != [(name, ends.get(name, ClaimState.COMPLETED)) for name in MESSAGES]:
                 wrong.append(f"claims {claims}")
             left = database.execute(
                 f"SELECT message_id FROM waiting_message UNION ALL "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -132,7 +133,7 @@ def failures_of_acts(new_scene, windows, *, crashes: bool) -> tuple[list[str], s
             scene.run()
         [answer] = told
         answers.add(answer)
-        skipped = frozenset({"b1"}) if answer == "skipped" else frozenset()
+        skipped = ["b1"] if answer == "skipped" else []
         wrong += [f"{window}, {answer}: {verdict}" for verdict in scene.verdicts(skipped)]
     return wrong, answers
 
@@ -168,23 +169,42 @@ def test_an_act_at_every_window_leaves_one_end_for_every_message(new_scene, wind
     assert {"skipped", "refused" if crashes else "locked"} <= answers
 
 
-def claim_as_a_service(scene: Scene) -> None:
+def claim_as_a_service(scene: Scene) -> bool:
     """Handle c2, as a service does: claim and effect in one transaction."""
-    with scene.connect() as database, database.transaction():
-        database.execute(
-            "INSERT INTO processed_message (consumer_name, message_id, state, payload_hash) "
-            "VALUES (%s, 'c2', 'COMPLETED', 'h')",
-            [CONSUMER],
-        )
-        database.execute("INSERT INTO effects (id, key) VALUES ('c2', 'c')")
+    with scene.connect() as database:
+        database.execute("SET lock_timeout = '100ms'")
+        with suppress(psycopg.errors.LockNotAvailable), database.transaction():
+            database.execute(
+                "INSERT INTO processed_message (consumer_name, message_id, state, payload_hash) "
+                "VALUES (%s, 'c2', 'COMPLETED', 'h')",
+                [CONSUMER],
+            )
+            database.execute("INSERT INTO effects (id, key) VALUES ('c2', 'c')")
+            return True
+    return False
 
 
 def test_a_service_that_claims_while_a_cycle_stages_costs_one_attempt(new_scene, windows):
-    in_second = windows.index(CrashWindow(CrashPoint.FLUSH_AFTER, None, 2))
     scene = new_scene()
 
-    with at(windows[in_second], lambda: claim_as_a_service(scene)):
+    with at(CrashWindow(CrashPoint.FLUSH_AFTER, None, 2), lambda: claim_as_a_service(scene)):
         scene.run()
 
-    assert scene.verdicts() == []
+    assert scene.verdicts(by_others=["c2"]) == []
     assert scene.attempts == len([w for w in windows if w.point is CrashPoint.FLUSH_AFTER]) + 1
+
+
+@pytest.mark.soak
+def test_a_service_that_claims_at_any_window_before_the_decision_doubles_nothing(
+    new_scene, windows
+):
+    wrong = []
+    decisions = [n for n, w in enumerate(windows) if w.point is CrashPoint.COMMIT_TXN_BEFORE]
+    for window in windows[decisions[0] : decisions[1] + 1]:
+        scene, claimed = new_scene(), []
+        with at(window, lambda of=scene, to=claimed: to.append(claim_as_a_service(of))):
+            scene.run()
+        others = ["c2"] if claimed == [True] else []
+        wrong += [f"{window}, {claimed}: {one}" for one in scene.verdicts(by_others=others)]
+
+    assert wrong == []

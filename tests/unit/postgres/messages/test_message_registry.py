@@ -14,7 +14,7 @@ from semel.errors import NeedsOperator, Permanent, Retryable
 from semel.messaging.changes import Op
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, Tenant
 from semel.pipeline.twophase import in_groups
-from semel.pipeline.txn import Scope
+from semel.pipeline.txn import CycleId, Scope
 from semel.postgres import messages
 from semel.postgres.messages import MessagesSink
 from semel.postgres.sink import PostgresSink
@@ -320,6 +320,24 @@ def test_the_place_is_the_consumer_and_a_rename_takes_its_registration_along(url
     sink.rename(Tenant(SCOPE, "messages"), Tenant(ANOTHER, "messages"))
     assert registered(database) == [("spark", ANOTHER.slug, 1)]
     MessagesSink(url, CONSUMER).fence(ANOTHER, 2)
+
+
+def test_two_pipelines_on_one_database_hold_their_transactions_beside_each_other(
+    url, sink, database
+):
+    other = MessagesSink(url, "another-consumer")
+    other.check(None)
+    other.fence(ANOTHER, 1)
+    of, of_other = txn(), CycleId(ANOTHER, 1, 0).attempt()
+
+    first = prepared(sink, of, claim("a"), wait("b", "k"))
+    second = prepared(other, of_other, claim("a"), wait("b", "k"))
+
+    assert isinstance(sink.commit(of, first.token), SinkOK)
+    assert isinstance(other.commit(of_other, second.token), SinkOK)
+    claims = rows_of(database, "SELECT consumer_name, message_id FROM processed_message ORDER BY 1")
+    assert claims == [("another-consumer", "a"), (CONSUMER, "a")]
+    assert [row.message_id for row in other.come_back().rows] == ["b"]
 
 
 def test_a_token_of_another_consumer_is_refused(url, sink):
