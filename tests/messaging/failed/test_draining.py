@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import pytest
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
@@ -29,6 +30,7 @@ from semel.messaging.outcome import (
 from semel.messaging.records import WaitingFilter, WaitingMessage
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import Duplicates, RetryMode, StalePolicy
+from semel.testing.clock import SimulatedClock
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import next_process
 from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
@@ -40,6 +42,15 @@ AT_ONCE = RetryPolicy(
 
 class Dies(BaseException):
     """The end of a process, as far as a test can have one."""
+
+
+CLOCK = SimulatedClock()
+"""Only slow messages take time, however busy the machine is."""
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.messaging.handle.batch.SYSTEM_CLOCK", CLOCK)
 
 
 class Service:
@@ -60,7 +71,7 @@ class Service:
             if not any(session is known for known in self.sessions):
                 self.sessions.append(session)
             if message.id in self.slow:
-                await asyncio.sleep(1.1 * TOGETHER_SECONDS)
+                CLOCK.advance(1.1 * TOGETHER_SECONDS)
             self.acts.get(message.id, lambda: None)()
             if message.id in self.failures:
                 raise self.failures[message.id]
