@@ -20,6 +20,7 @@ from pyiceberg.catalog import load_catalog
 
 from semel.arrow.tally import schema_from_text
 from semel.ledgers import open_ledger
+from semel.pipeline.sink import TwoPhaseSink
 from semel.pipeline.txn import Scope
 from semel.s3.reading import rows_of
 from semel.s3.sink import S3Sink
@@ -147,6 +148,10 @@ class Scene:
         """Open the table of Delta."""
         table, options = delta_of(self._place("delta"))
         return DeltaTable(table, storage_options=options or None)
+
+    def sinks(self) -> list[TwoPhaseSink]:
+        """Make the sinks as the driver does, for operators' questions."""
+        return [sink_of(f"{kind}={self._place(kind, self.postgres)}") for kind in self.kinds]
 
     def windows(self, *options: str, crash_at: str | None = None) -> list[str]:
         """Run the driver, and list the windows that it passed, each once, in order."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from semel.crashpoints import PIPELINE_POINTS, CrashPoint
 from semel.errors import LeaseHeld, Misuse, NeedsOperator
+from semel.files.sink import FilesSink
 from semel.lease import Owner
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
@@ -138,6 +141,41 @@ def test_a_crash_while_filling_loses_and_repeats_no_row(point):
     target = fill_scope(shop.pipeline.scope, "new")
     assert shop.ledger.open_attempts(target) == []
     assert shop.new.recover(target) == []
+
+
+def test_a_sink_that_knows_its_place_may_be_filled_before_and_after_its_first_start(tmp_path):
+    def make_new():
+        return FilesSink(tmp_path / "new", name="new")
+
+    def staged(sinks, batch):
+        return local_stage(sinks, [{"id": batch}], tasks=1, as_batch=pa.RecordBatch.from_pylist)
+
+    ledger, old = MemoryLedger(), FilesSink(tmp_path / "old", name="old")
+
+    def run(batch, *sinks):
+        driver = Driver("shop", ledger, sinks)
+        driver.start()
+        ledger.open_generation(driver.lease, "checkpoint")
+        batch_range = BatchRange.of_offsets({"orders/0": (batch, batch + 1)})
+        cycle = CycleId(driver.scope, 1, batch)
+        outcome = driver.run_cycle(cycle, lambda: batch_range, staged(sinks, batch))
+        assert isinstance(outcome, CommitSucceeded), outcome
+        driver.stop()
+
+    def fill():
+        pipeline = Pipeline.of(Driver("shop", ledger, [old, make_new()]))
+        again = lambda sink, past: staged([sink], past.cycle.batch)  # noqa: E731  as short as it is
+        return add_sink(pipeline, "new", again, **WHO).cycles
+
+    run(0, old)
+    assert fill() == 1
+    run(1, old, make_new())
+    run(2, old)
+    run(3, old, make_new())
+    assert fill() == 1
+
+    found = pq.read_table(tmp_path / "new", partitioning=None)["id"].to_pylist()
+    assert sorted(found) == [0, 1, 2, 3]
 
 
 def test_a_cycle_that_cannot_be_read_again_stops_the_fill_where_it_is():
