@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -76,8 +77,8 @@ class _Place:
         self.folder = folder
         self.database = database
         self._lake = lake
-        schema = payments(spark, 1).schema
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        found = to_arrow_schema(payments(spark, 1).schema, timezone="UTC")
+        self._schema = pa.schema([column.with_nullable(True) for column in found])
         lake.create_namespace("bench")
 
     def batch(self) -> DataFrame:
