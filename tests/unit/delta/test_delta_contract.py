@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from semel.delta.staging import file_system
+from semel.pipeline.sink import SinkOK
 from semel.sinks import DeltaSink
 from semel.testing import SinkContract
 
@@ -68,6 +70,22 @@ class TestDeltaOnS3(TestDelta):
         }
         self.secrets = (seaweedfs.secret_key,)
         DeltaTable.create(self.uri, SCHEMA, storage_options=self.options)
+
+    def test_owners_of_many_scopes_that_commit_at_once_lose_nothing(self):
+        scopes = (self.scope, *self.other_scopes)
+        txns = [self.txn(scope=scope) for scope in scopes]
+        sinks = [self.process(scope) for scope in scopes]
+        held = [
+            (sink, txn, self.prepared(sink, txn, [number]))
+            for number, (sink, txn) in enumerate(zip(sinks, txns, strict=True))
+        ]
+
+        with ThreadPoolExecutor(len(held)) as pool:
+            done = list(pool.map(lambda one: one[0].commit(*one[1:]), held))
+
+        assert done == [SinkOK()] * len(held)
+        self.shows(sinks[0], *range(len(held)))
+        assert self.read().version() == len(held)
 
 
 del SinkContract

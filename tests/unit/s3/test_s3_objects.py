@@ -15,6 +15,7 @@ from semel.crashpoints import CrashPoint
 from semel.errors import Misuse, Permanent, Retryable
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, tally_of
 from semel.pipeline.txn import CycleId, Scope
+from semel.s3.staging import UploadedFile
 from semel.s3.store import ObjectStore
 from semel.sinks import S3Sink, committed_objects, read_committed
 from semel.testing.services import CutProxy
@@ -110,6 +111,29 @@ def test_a_large_object_is_uploaded_in_parts_and_the_next_one_begins_at_the_targ
     outcome = sink.prepare(txn, [receipt])
     assert sink.commit(txn, outcome.token) == SinkOK()
     assert sink.visible_tally(txn.cycle, outcome.token) == receipt.tally
+
+
+def test_a_task_keeps_less_than_two_parts_of_its_rows_in_memory(place, monkeypatch):
+    sink = place.sink(format="jsonl", part_bytes=5 << 20)
+    waiting = []
+    upload = UploadedFile._upload
+
+    def watched(file, part):
+        waiting.append(len(file._waiting) + len(part))
+        upload(file, part)
+
+    monkeypatch.setattr(UploadedFile, "_upload", watched)
+    writer = sink.stager(CycleId(SCOPE, 1, 0).attempt()).open("task")
+
+    for _ in range(12):
+        writer.write(pa.RecordBatch.from_pydict({"text": ["x" * (1 << 20)] * 2}))
+
+    assert len(waiting) == 4
+    assert max(waiting) < 2 * (5 << 20)
+    (open_upload,) = sink.open_uploads()
+    assert len(sink.store.parts(open_upload.key, open_upload.upload_id)[0]) == 4
+    writer.discard()
+    assert sink.open_uploads() == []
 
 
 ROWS = pa.RecordBatch.from_pydict({"id": [1, 2]})
