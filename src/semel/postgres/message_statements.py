@@ -218,7 +218,8 @@ UPDATE {sequence_gap} AS t SET closed_at = n.now, how = s.state
         """
 UPDATE {waiting_message} AS t SET waits = 'retry', due_at = n.now
   FROM {rows_of_detail} AND t.consumer = {consumer} AND t.key = s.key
-   AND t.error_code = 'SEQUENCE_GAP' AND t.waits IN ('retry', 'parked')""",
+   AND t.error_code = 'SEQUENCE_GAP' AND t.waits IN ('retry', 'parked')
+   AND t.erased_at IS NULL""",
         is_exact=False,
     ),
     Statement(

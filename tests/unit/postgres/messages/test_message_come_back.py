@@ -71,6 +71,21 @@ def test_a_message_that_may_overtake_comes_without_its_queue(sink, database):
     assert back(sink) == (["a2"], ["a"])
 
 
+def test_what_waited_for_a_version_is_due_when_its_gap_is_closed(sink, database):
+    for number, key in enumerate(("a", "b", "c")):
+        code = "TIMEOUT" if key == "b" else "SEQUENCE_GAP"
+        committed(
+            sink, claim(key, "PARKED"), wait(key, "k", number, "parked", 10**6, error_code=code)
+        )
+    database.execute("UPDATE waiting_message SET held = 0")
+    database.execute("UPDATE waiting_message SET erased_at = 1 WHERE message_id = 'c'")
+    assert not sink.is_due()
+
+    committed(sink, MessageChange(Op.CLOSE, key="k", state="arrived", version=6))
+
+    assert [row.message_id for row in sink.come_back().rows] == ["a"]
+
+
 def test_a_limit_cuts_only_the_last_queue_and_its_key_is_held(sink):
     queue(sink, "a", "retry", "behind", "behind")
     queue(sink, "b", "retry", "behind", "behind", offset=10)
