@@ -32,6 +32,7 @@ from semel.messaging.failure import (
 )
 from semel.messaging.handle.cancel import called
 from semel.messaging.handle.claims import ClaimAnswer, Duplicate
+from semel.messaging.handle.thread import call_plain
 from semel.messaging.outcome import Handled, Outcome
 from semel.messaging.records import DeadLetter, StoredMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
@@ -148,7 +149,8 @@ class Circuit:
         EVENTS.measure(Metric.CIRCUIT, self._consumer, value=1.0)
 
 
-Handler: TypeAlias = Callable[..., Awaitable[Any]]
+Handler: TypeAlias = Callable[..., Any]
+"""An async function, or a plain one, which runs in a thread."""
 
 
 Inspect: TypeAlias = Callable[[Message], Awaitable[bool | None]]
@@ -200,10 +202,9 @@ class Consumer:
         object.__setattr__(self, "circuit", circuit)
         if not self.name or len(self.name) > 200:
             raise Misuse(f"a consumer needs a name of 1 to 200 characters, got {self.name!r}")
-        if not inspect.iscoroutinefunction(inspect.unwrap(self.handler)) and not (
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(self.handler)) or (
             inspect.iscoroutinefunction(getattr(self.handler, "__call__", None))  # noqa: B004
-        ):
-            raise Misuse(f"consumer {self.name}: its handler must be an async function")
+        )
         if self.takes_batches and self.settings.versioned:
             raise Misuse(f"consumer {self.name}: a handler of batches cannot check versions")
         if self.takes_batches and self.settings.keeps_results:
@@ -215,6 +216,7 @@ class Consumer:
         if self.settings.versioned:
             self._check_repairs()
         object.__setattr__(self, "_takes_session", _takes_two(self.name, self.handler))
+        object.__setattr__(self, "_is_plain", not is_async)
 
     def _check_repairs(self) -> None:
         repairs = {GapPolicy.FETCH: "fetch_missing", GapPolicy.REBUILD: "rebuild"}
@@ -244,8 +246,9 @@ class Consumer:
         return register
 
     async def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the handler directly, for unit tests."""
-        return await self.handler(*arguments, **named)
+        """Call the handler directly, for unit tests; a plain function runs here, and blocks."""
+        result = self.handler(*arguments, **named)
+        return await result if inspect.isawaitable(result) else result
 
     async def invoke(self, message: Message | Sequence[Message], session: Any) -> Any:
         """Call the handler, with the session if it takes one.
@@ -254,9 +257,10 @@ class Consumer:
         """
         if self.takes_batches and isinstance(message, Message):
             message = [message]
-        if getattr(self, "_takes_session", False):
-            return await called(self.handler(message, session))
-        return await called(self.handler(message))
+        given = (message, session) if getattr(self, "_takes_session", False) else (message,)
+        if getattr(self, "_is_plain", False):
+            return await called(call_plain(self.handler, *given))
+        return await called(self.handler(*given))
 
     def note(self, outcome: Outcome) -> None:
         """Tell the circuit what became of an attempt."""
@@ -339,6 +343,9 @@ def consumer(
     mode: Mode | None = None,
 ) -> Callable[[Handler], Consumer]:
     """Turn an ``async def handle(message, session)`` into a consumer.
+
+    A plain ``def handle(message, session)`` works, too: it runs in a thread, and its session is
+    a `Session` of SQLAlchemy in the same transaction.
 
     Without `id_from` or `reading`, the id is expected in the header ``message-id``; a message
     without one becomes a dead letter.  A `Policy` from a file sets where the id is, the

@@ -22,6 +22,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
@@ -39,6 +40,7 @@ from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointC
 from semel.errors import Misuse
 from semel.messaging.database import TransactionEnded
 from semel.messaging.handle.attempt import Handling, handling_now, refuse_if_late
+from semel.messaging.handle.thread import BlockingCall
 from semel.messaging.redact import sqlstate
 from semel.sql.engine import listen_once
 from semel.sql.tables import processed_message
@@ -106,6 +108,9 @@ class GuardedSession(Session):
     unsent = False
     """Earlier messages have added rows that are not flushed yet."""
 
+    of_handler: HandlerSession | None = None
+    """Its asynchronous outside, while a handler that is a plain function has this session."""
+
     def begin_message(self) -> None:
         """Flush, and release every object of earlier messages, as closing a session does.
 
@@ -128,6 +133,12 @@ class GuardedSession(Session):
         if self.unsent:
             self.unsent = False
             self.flush()
+
+    def connection(self, *arguments: Any, **named: Any) -> Connection:
+        """Return the connection; for a plain function after a flush of earlier messages."""
+        if self.of_handler is not None:
+            self.send_unsent()
+        return super().connection(*arguments, **named)
 
     execute = _after_unsent("execute")
     scalar = _after_unsent("scalar")
@@ -177,6 +188,15 @@ class GuardedSession(Session):
             )
 
 
+class _Blocking(greenlet):  # type: ignore[misc]
+    """A call in which SQLAlchemy may await: it switches to the parent with what it awaits."""
+
+    # The name by which SQLAlchemy recognises such a call.
+    __sqlalchemy_greenlet_provider__ = True
+
+    blocking: BlockingCall
+
+
 class HandlerSession(AsyncSession):
     """An `AsyncSession` inside a transaction that belongs to the consumer."""
 
@@ -220,6 +240,28 @@ class HandlerSession(AsyncSession):
         if self._inside.unsent and handling_now() is not None:
             await self.run_sync(lambda _: self._inside.send_unsent())
         return await super().connection(*arguments, **named)
+
+    def run_blocking(
+        self, function: Callable[..., Any], message: object, blocking: BlockingCall
+    ) -> Any:
+        """Call *function* in this thread with a blocking `Session` in the same transaction."""
+        inside = self._inside
+        inside.of_handler = self
+        call = _Blocking(function, getcurrent())
+        call.blocking = blocking
+        call.gr_context = getcurrent().gr_context
+        try:
+            found = call.switch(message, inside)
+            while not call.dead:
+                try:
+                    value = blocking.wait(found)
+                except BaseException as error:  # noqa: BLE001 - raised in the call
+                    found = call.throw(error)
+                else:
+                    found = call.switch(value)
+        finally:
+            inside.of_handler = None
+        return found
 
     async def release(self) -> None:
         """Close the session: for the code that created it."""
@@ -309,6 +351,9 @@ def _before_statement(
     context: Any,
     executemany: bool,
 ) -> tuple[str, Any]:
+    call = getcurrent()
+    if isinstance(call, _Blocking):
+        call.blocking.refuse_if_cancelled()
     hold = _HELD.get(connection)
     if hold is not None:
         refuse_if_late(hold.opened_in)
@@ -475,6 +520,9 @@ def _is_in_transaction(driver: Any) -> bool | None:
 
 
 def _note_failure(context: ExceptionContext) -> None:
+    if isinstance(getcurrent(), _Blocking):
+        # A lost connection is closed on the event loop, when the transaction ends.
+        context.is_disconnect = False
     connection = context.connection
     if connection is not None and not connection.invalidated and not connection.closed:
         connection.info[FAILED] = True
