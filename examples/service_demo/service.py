@@ -64,7 +64,7 @@ async def on_paid(event: Paid, session: AsyncSession) -> None:
 
 
 app = FastStream(broker)
-billing = semel.consumers["billing"]  # for `semel replay --consumer`
+billing = semel.consumers["billing"]  # for `semel replay --handler`
 
 if __name__ == "__main__":
     asyncio.run(app.run())

@@ -58,7 +58,7 @@ class Semel:
         self._is_own = isinstance(database, str)
         self.database = SqlDatabase(database) if isinstance(database, str) else database
         self.consumers: dict[str, Consumer] = {}
-        """By name: for replays, dry runs, and `semel replay --consumer`."""
+        """By name: for replays, dry runs, and `semel replay --handler`."""
 
         self.memory = MemoryBroker()
         """Where `TestKafkaBroker` publishes to."""
