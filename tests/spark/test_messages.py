@@ -228,3 +228,29 @@ def test_the_policy_of_the_source_document_runs_both_its_consumers(topic: Topic)
     assert topic.documents() == [("k", 1, "one")]
     sent = topic.ask("select topic, key from outbox_message order by topic")
     assert sent == [("indexed", "k"), ("mail", "k")]
+
+
+def test_spark_makes_the_rows_where_there_is_no_handler(topic: Topic) -> None:
+    sink = PostgresSink(
+        topic.url, "documents", "struct(case.id, case.version, case.title)", key=["id"]
+    )
+    pipeline = MessagePipeline(
+        "indexer",
+        policy=Policy.parse(QUICK.replace("versioned: true", "versioned: false")),
+        database=topic.url,
+        columns={"case": "from_json(string(value), 'id string, version long, title string')"},
+        failure="if(case.title = 'poison', struct('REJECTED' as code, 'no' as reason), null)",
+        sinks=[sink],
+        tasks=2,
+    )
+    topic.put("a1", {"id": "a", "version": 1, "title": "one"}, "a")
+    topic.put("a1", {"id": "a", "version": 1, "title": "one"}, "a")
+    topic.put("b1", {"id": "b", "version": 1, "title": "poison"}, "b")
+    topic.put("c1", b"{", "c")
+    topic.put("d1", {"id": "d", "version": 7, "title": "four"}, "d")
+
+    topic.run(pipeline)
+
+    assert topic.documents() == [("a", 1, "one"), ("d", 7, "four")]
+    letters = topic.ask("select message_id, error_code from dead_letter order by 2")
+    assert [code for _, code in letters] == ["DESERIALIZATION_FAILED", "REJECTED"]

@@ -25,19 +25,24 @@ from semel.codec import (
 )
 from semel.errors import Misuse, Permanent
 from semel.events import EVENTS, Measurement
-from semel.message import Coordinates, Message, Record, headers_from, raw_of
+from semel.message import Coordinates, Message, Record, headers_from, pairs_of, raw_of
 from semel.messaging.changes import (
     ComeBack,
-    MessageChange,
     MessagesReader,
     SeenWaiting,
 )
-from semel.messaging.failure import OUTAGES
+from semel.messaging.failure import OUTAGES, UNKNOWN_CODE
 from semel.messaging.outcome import Handled, Outcome, tell, tell_received
 from semel.messaging.records import Waits
-from semel.pipeline.sink import Receipt, Stager
-from semel.spark.messages.handling import Arrival, MessagePass, PassSettings, stored_record
-from semel.spark.staging import SinkRows, Tee
+from semel.pipeline.sink import Receipt, Stager, TwoPhaseSink
+from semel.spark.messages.handling import (
+    Arrival,
+    MessagePass,
+    PassSettings,
+    Results,
+    stored_record,
+)
+from semel.spark.staging import SinkRows, Tee, rows_column, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +111,38 @@ def rows_of_batch(df: DataFrame, reading: Reading, come_back: ComeBack) -> DataF
         return new
     listed = [_waiting_row(one) for one in come_back.rows]
     return df.sparkSession.createDataFrame(listed, _ROW).unionByName(new)
+
+
+MADE: Final = "semel_row_"
+"""The columns of the rows that Spark makes, one for each sink, where there is no handler."""
+
+FAILURE: Final = "semel_failure"
+
+
+def with_rows(
+    rows: DataFrame,
+    columns: Mapping[str, Any],
+    sinks: Sequence[TwoPhaseSink],
+    failure: Any = None,
+) -> DataFrame:
+    """Add what takes the place of a handler: each sink's row, and why a message cannot be handled.
+
+    Nothing else of *columns* goes on to the tasks.
+    """
+    from pyspark.sql import functions as f
+
+    def column(given: Any) -> Any:
+        return f.expr(given) if isinstance(given, str) else given
+
+    wide = rows
+    for name, given in columns.items():
+        wide = wide.withColumn(name, column(given))
+    made = [rows_column(sink).alias(f"{MADE}{place}") for place, sink in enumerate(sinks)]
+    why = f.lit(None).cast(_WHY) if failure is None else column(failure).cast(_WHY)
+    return wide.select(*_ROW_NAMES, *made, why.alias(FAILURE))
+
+
+_WHY: Final = "struct<code:string,reason:string>"
 
 
 def in_order(rows: DataFrame, tasks: int) -> DataFrame:
@@ -178,27 +215,30 @@ def _waiting_row(one: SeenWaiting) -> tuple[Any, ...]:
         one.partition,
         one.offset,
         one.timestamp,
-        None,
+        record.key,
         one.payload,
-        None,
+        list(pairs_of(record.headers)),
         json.dumps(told),
     )
 
 
 def _arrivals(batch: pa.RecordBatch) -> Iterator[Arrival]:
     columns = [batch.column(name).to_pylist() for name in _ROW_NAMES]
-    for route, _, topic, partition, offset, at, key, value, headers, waiting in zip(
-        *columns, strict=True
+    has_failures = FAILURE in batch.schema.names
+    failures = batch.column(FAILURE).to_pylist() if has_failures else [None] * batch.num_rows
+    for why, (route, _, topic, partition, offset, at, key, value, headers, waiting) in zip(
+        failures, zip(*columns, strict=True), strict=True
     ):
+        failure = None if why is None else (why["code"] or UNKNOWN_CODE, why["reason"] or "")
         if waiting is not None:
             told = json.loads(waiting)
             told["waits"] = Waits(told["waits"])
             seen = SeenWaiting(payload=value, **told)
-            yield Arrival(stored_record(seen), route, seen)
+            yield Arrival(stored_record(seen), route, seen, failure)
             continue
         pairs = headers_from((one["key"], one["value"]) for one in headers or ())
         record = Record(Coordinates(topic, partition, offset), value, key, pairs, at or 0.0)
-        yield Arrival(record, route or "")
+        yield Arrival(record, route or "", failure=failure)
 
 
 @dataclass
@@ -283,10 +323,10 @@ class PassTee(Tee):
         )
         unsubscribe = EVENTS.subscribe(counts.measured, Measurement)
         try:
-            for arrivals in _by_route(batches):
+            for arrivals, made_by_spark in _by_route(batches):
                 made = passed.run(arrivals)
-                yield self._rows(made.rows, made.changes)
-            yield self._rows({}, passed.finish())
+                yield self._rows(made, made_by_spark)
+            yield self._rows(Results(passed.finish()), [])
         finally:
             unsubscribe()
 
@@ -296,31 +336,40 @@ class PassTee(Tee):
         detail = {**messages.detail, COUNTS: self._counts.to_json()}
         return [*receipts, replace(messages, detail=detail)]
 
-    def _rows(
-        self, rows: Mapping[int, Sequence[Mapping[str, Any]]], changes: Sequence[MessageChange]
-    ) -> Iterator[SinkRows]:
+    def _rows(self, made: Results, by_spark: Sequence[pa.RecordBatch]) -> Iterator[SinkRows]:
         import pyarrow as pa
 
-        for place, some in rows.items():
+        for place, some in made.rows.items():
             yield place, pa.RecordBatch.from_pylist(list(some), schema=self._schemas[place])
-        if changes:
-            yield len(self._schemas), to_batch(changes)
+        if made.picked:
+            table = pa.Table.from_batches(by_spark).combine_chunks().take(pa.array(made.picked))
+            for batch in table.to_batches():
+                for place in range(len(self._schemas)):
+                    yield place, rows_of(batch.column(f"{MADE}{place}"))
+        if made.changes:
+            yield len(self._schemas), to_batch(made.changes)
 
 
-def _by_route(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Arrival]]:
-    """Yield the rows in groups that end where a route ends."""
+def _by_route(
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[tuple[list[Arrival], list[pa.RecordBatch]]]:
+    """Yield the rows in groups that end where a route ends, with the columns that Spark made."""
     kept: list[Arrival] = []
+    made: list[pa.RecordBatch] = []
     for batch in batches:
         kept += _arrivals(batch)
+        made.append(batch.select([n for n in batch.schema.names if n.startswith(MADE)]))
         last = kept[-1].route if kept else ""
         first = next((at for at in range(len(kept), 0, -1) if kept[at - 1].route != last), 0)
         if first == 0 and len(kept) >= _MOST_OF_A_ROUTE:
             first = len(kept)
         if first:
-            yield kept[:first]
+            yield kept[:first], made
+            # What is left came with this batch.
             kept = kept[first:]
+            made = [made[-1].slice(made[-1].num_rows - len(kept))]
     if kept:
-        yield kept
+        yield kept, made
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,14 @@ from semel.messaging.failed.attempt_failed import conflict_with, unread_message,
 from semel.messaging.failed.deadletters import record_of, topic_of
 from semel.messaging.failed.waiting import InSequence, due_version, in_sequence
 from semel.messaging.failure import (
+    CODES,
+    RETRYABLE_CLASSES,
     Classification,
     Classified,
     Exhausted,
     FailureClass,
     NonRetryableMessageError,
+    RetryableMessageError,
     RetryIn,
     SequenceGap,
     verdict,
@@ -129,7 +132,9 @@ class PassSettings:
     """Everything that a task needs, apart from the stores; pickled into it."""
 
     consumer: str
-    handler: Callable[..., Any]
+    handler: Callable[..., Any] | None
+    """None: Spark has made the rows, as columns beside each message."""
+
     reading: Reading
     settings: ConsumerSettings
     classification: Classification
@@ -154,6 +159,8 @@ class Arrival:
     record: Record
     route: str = ""
     waiting: SeenWaiting | None = None
+    failure: tuple[str, str] | None = None
+    """Code and reason, where Spark has found that the message cannot be handled."""
 
 
 @dataclass(slots=True)
@@ -163,6 +170,9 @@ class Results:
     changes: list[MessageChange] = field(default_factory=list)
     rows: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     """Of the user's sinks, by place."""
+
+    picked: list[int] = field(default_factory=list)
+    """Without a handler: the places of the arrivals that were handled, in order."""
 
 
 _Seen: TypeAlias = SeenWaiting | SeenClaim | None
@@ -219,6 +229,7 @@ class MessagePass:
         self._suspects: Mapping[str, int] = reader.suspects() if is_careful else {}
         self._is_async = _is_async(settings.handler)
         self._made = Results()
+        self._arrivals: dict[str, tuple[int, Arrival]] = {}
 
     # The flow
 
@@ -226,6 +237,9 @@ class MessagePass:
         """Handle rows in their order; all rows of a route must be in one call."""
         self._made = made = Results()
         read = [self._of.reading.read(one.record) for one in arrivals]
+        self._arrivals = {}
+        for place, (arrival, one) in enumerate(zip(arrivals, read, strict=True)):
+            self._arrivals.setdefault(one.id, (place, arrival))
         known = self._claims(arrivals, read)
         if self._of.settings.versioned:
             self._read_versions(read)
@@ -434,7 +448,7 @@ class MessagePass:
         """Handle a message whose turn it is; first compare its version."""
         settings = self._of.settings
         if not settings.versioned:
-            yield from self._call(self._of.handler, message)
+            yield from self._handle(message)
             return Handled()
         if message.version is None or message.key is None:
             raise NonRetryableMessageError("it has no version, or no key", "SCHEMA_INVALID")
@@ -460,9 +474,21 @@ class MessagePass:
             case _:
                 stored = stored_id(message.key)
                 version.is_repaired |= stored in self._stuck or stored in self._queues
-        yield from self._call(self._of.handler, message)
+        yield from self._handle(message)
         version.now = message.version
         return Handled(gap=gap if settings.gaps is GapPolicy.ALERT else None)
+
+    def _handle(self, message: Message) -> Generator[_Call, Any, None]:
+        if self._of.handler is not None:
+            yield from self._call(self._of.handler, message)
+            return
+        place, arrival = self._arrivals[message.id]
+        if arrival.failure is not None:
+            code, reason = arrival.failure
+            known = CODES.get(code)
+            may_pass = known in RETRYABLE_CLASSES
+            raise (RetryableMessageError if may_pass else NonRetryableMessageError)(reason, code)
+        self._made.picked.append(place)
 
     def _call(
         self, function: Callable[..., Any], message: Message, *more: Any
@@ -488,10 +514,13 @@ class MessagePass:
 
     def _invoke_again(self, message: Message, claim: SeenClaim) -> _Step:
         """Call the handler for a duplicate; of what it yields, only outgoing messages are used."""
+        handler = self._of.handler
         if self._of.settings.duplicates is not Duplicates.INVOKE or not claim.had_effect:
             return
+        if handler is None:
+            return
         try:
-            outputs = yield _Call(self._of.handler, (message.repeated(),))
+            outputs = yield _Call(handler, (message.repeated(),))
             sent = [one for one in _outputs(outputs) if isinstance(one, Send)]
             changes = [self._sent(message, ordinal, one) for ordinal, one in _numbered(sent)]
         except Exception as error:  # noqa: BLE001  its effect is durable: only the sending failed
@@ -738,7 +767,7 @@ class BeingHandled(Retryable):
 # Calling the user's code
 
 
-def _is_async(handler: Callable[..., Any]) -> bool:
+def _is_async(handler: Callable[..., Any] | None) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler)
 
 

@@ -33,6 +33,7 @@ from semel.policy.model import Policy
 from semel.policy.vocabulary import RetryMode
 from semel.spark.exactly_once import ExactlyOnce
 from semel.spark.messages.frames import (
+    MADE,
     PassCounts,
     PassTee,
     RowCheck,
@@ -40,6 +41,7 @@ from semel.spark.messages.frames import (
     in_order,
     kafka_columns,
     rows_of_batch,
+    with_rows,
 )
 from semel.spark.messages.handling import (
     Arrival,
@@ -47,7 +49,7 @@ from semel.spark.messages.handling import (
     PassSettings,
 )
 from semel.spark.query import is_connect
-from semel.spark.staging import run_tasks, task_attempts
+from semel.spark.staging import arrow_schemas, run_tasks, task_attempts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,6 +80,10 @@ class MessagePipeline(ExactlyOnce):
     table) and a row, and `Send` messages.  It may be an async function.  It may be called
     again for the same message until its batch is decided: what it does itself is not covered.
 
+    Without a *handler*, the sinks' ``rows=`` take its place: Spark makes them from the message's
+    columns (``key``, ``value``, ``headers``, ``topic``, …) and from *columns*, which are added by
+    name.  *failure* is a column: a struct of code and reason where a message cannot be handled.
+
     *policy* is a file, a `Policy`, or `ConsumerSettings`; *database* is the PostgreSQL database
     of semel's messaging tables.  A handler's rows have no schema of their own: it is the sink's
     ``schema=``, or in *schemas* by the sink's name.
@@ -92,7 +98,9 @@ class MessagePipeline(ExactlyOnce):
         *,
         policy: str | Path | Policy | ConsumerSettings | None = None,
         database: str,
-        handler: Callable[..., Any],
+        handler: Callable[..., Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        failure: Any = None,
         sinks: Sequence[TwoPhaseSink],
         ledger: Any = None,
         reading: Reading | None = None,
@@ -129,11 +137,20 @@ class MessagePipeline(ExactlyOnce):
             from semel.sinks import MessagesSink
 
             messages = MessagesSink(database, consumer)
+        if handler is not None and (columns or failure is not None):
+            raise Misuse(f"consumer {consumer}: columns= and failure= take the place of a handler")
+        without = [sink.name for sink in sinks if handler is None and sink.rows is None]
+        if without:
+            raise Misuse(
+                f"consumer {consumer}: without a handler, sink {without[0]!r} needs rows=: a "
+                f"struct of the message's columns"
+            )
         super().__init__(consumer, ledger or database, [*sinks, messages], **options)
         self._messages: Any = messages
         self._user_sinks = tuple(sinks)
         self._ddl = {sink.name: getattr(sink, "schema", None) for sink in sinks}
         self._ddl |= schemas or {}
+        self._columns, self._failure = columns or {}, failure
         self._tasks = tasks
         self._limits = come_back_rows, come_back_bytes
         self._tries: tuple[str, int] = ("", 0)
@@ -173,6 +190,8 @@ class MessagePipeline(ExactlyOnce):
 
         A message is its value (bytes, text, or what JSON can represent) or a `Record`.
         """
+        if self.pass_settings.handler is None:
+            raise Misuse("try_out calls a handler, and here Spark makes the rows: start a query")
         checks = [
             RowCheck(sink.name, [*columns_of(text)] if (text := self._ddl[sink.name]) else [])
             for sink in self._user_sinks
@@ -200,11 +219,21 @@ class MessagePipeline(ExactlyOnce):
                 self.events.measure(Metric(name), *labels, value=number)
 
     def _schemas(self, df: DataFrame) -> Mapping[str, Any]:
-        found = {sink.name: _arrow_schema(sink.name, self._ddl) for sink in self._user_sinks}
+        if self.pass_settings.handler is None:
+            rows = rows_of_batch(df, self.pass_settings.reading, ComeBack())
+            made = self._with_rows(rows).select(
+                *(f"{MADE}{place}" for place in range(len(self._user_sinks)))
+            )
+            found = arrow_schemas(made, self._user_sinks)
+        else:
+            found = {sink.name: _arrow_schema(sink.name, self._ddl) for sink in self._user_sinks}
         checks = [RowCheck(name, schema.names, schema) for name, schema in found.items()]
         self.pass_settings = replace(self.pass_settings, checks=checks)
         self._arrow = [*found.values()]
         return {**found, self._messages.name: arrow_schema()}
+
+    def _with_rows(self, rows: DataFrame) -> DataFrame:
+        return with_rows(rows, self._columns, self._user_sinks, self._failure)
 
     def _stage(self, df: DataFrame, txn: SinkTxnId) -> Mapping[str, Sequence[Receipt]]:
         """Run the pass, again and again while a dependency is down."""
@@ -252,7 +281,8 @@ class MessagePipeline(ExactlyOnce):
             is_careful=is_careful or is_again,
         )
         # The ids of one message may have come under two keys, which only one task can see.
-        return run_tasks(in_order(rows, 1 if is_again else tasks), tee)
+        rows = in_order(rows, 1 if is_again else tasks)
+        return run_tasks(rows if self.pass_settings.handler else self._with_rows(rows), tee)
 
 
 def _settings_of(
