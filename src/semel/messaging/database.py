@@ -22,6 +22,7 @@ from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimRow, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import (
+    ConsumerEngine,
     DeadLetter,
     FailedAttempt,
     Gap,
@@ -378,6 +379,9 @@ class Members(Protocol):
 
     async def running(self, consumer: str) -> Sequence[Member]:
         """Return the rows that have not expired."""
+
+    async def engine(self, consumer: str) -> ConsumerEngine | None:
+        """Return the pipeline that runs the consumer; None if services do."""
 
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
         """Note one more try of a message, by *writer* from now on; return how many there are.

@@ -310,6 +310,38 @@ class Member:
     """Records behind the ends of its partitions when the row was renewed; None if not known."""
 
 
+SPARK: Final = "spark"
+"""The engine of a consumer that a pipeline on Spark runs; without a row, services run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerEngine:
+    """Which pipeline runs a consumer: only a hand-over removes this."""
+
+    consumer: str
+    engine: str
+    scope: str
+    """As the books of the pipeline's sinks name it."""
+
+    app: str
+    query: str
+    ledger: str
+    """The id of the pipeline's ledger."""
+
+    epoch: int
+    """Of the pipeline's last start."""
+
+    books: str
+    """The schema with the books of its messages sink."""
+
+    since: float = 0.0
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's name, as people read it."""
+        return f"{self.app}/{self.query}"
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """The crash note of a message that was about to be tried."""

@@ -193,9 +193,7 @@ async def complete_without_effect(
     unit: OperatorUnit, consumer: str, message_id: str, marker: str
 ) -> None:
     """Complete a claim because a person decided so; a completed one does not change."""
-    # A completed claim keeps its marker.
-    await close_claim(unit, consumer, message_id, ClaimState.PARKED, marker)
-    await unit.claims.mark_completed(consumer, message_id)
+    await close_claim(unit, consumer, message_id, ClaimState.COMPLETED, marker)
 
 
 async def close_claim(
@@ -204,13 +202,8 @@ async def close_claim(
     """Close a claim because a person decided so; its attempts stay counted."""
     row = await unit.claims.look_up(consumer, message_id)
     attempts, code = (row.attempts, row.error_code) if row else (0, "")
-    await overrule(unit, consumer, message_id, Failure(state, attempts, code, marker=marker))
-
-
-async def overrule(unit: OperatorUnit, consumer: str, message_id: str, failure: Failure) -> bool:
-    """Replace a claim's state by a person's decision; False where it is completed."""
-    await unit.claims.reopen(consumer, message_id)
-    return await unit.claims.mark_failed(consumer, message_id, failure)
+    failure = Failure(state, attempts, code, marker=marker)
+    await unit.claims.decide(consumer, message_id, failure)
 
 
 async def keep_payload(unit: OperatorUnit, message: StoredMessage) -> None:

@@ -35,7 +35,6 @@ from semel.operate.acts import (
     need_payload,
     need_reason,
     need_review,
-    overrule,
     remove_letter,
     times_sent_back,
     write_down,
@@ -166,7 +165,7 @@ async def park_dead_letter(
         parked = Failure(
             ClaimState.PARKED, letter.attempts, letter.error_code, 0.0, letter.payload_hash
         )
-        await overrule(unit, consumer, message_id, parked)
+        await unit.claims.decide(consumer, message_id, parked)
         await write_down(unit, actor, "dlq.park", consumer, message_id, reason)
 
 

@@ -402,6 +402,6 @@ async def _rename(
     now = await need_waiting(unit, consumer, new_id)
     state = ClaimState.FAILED_RETRYABLE if now.waits is Waits.RETRY else ClaimState.PARKED
     waits = Failure(state, 0, before.error_code, payload_hash=revision.payload_hash)
-    await unit.claims.mark_failed(consumer, new_id, waits)
+    await unit.claims.decide(consumer, new_id, waits)
     came_from = f"revision {revision.number} of {before.message_id}"
     await unit.revisions.add(replace(Revision.of(now), actor=revision.actor, reason=came_from))

@@ -55,7 +55,7 @@ from semel.messaging.settings import (
     WEEK_SECONDS,
     _seconds,
 )
-from semel.operate.acts import acting, close_claim, need_actor, need_reason, overrule, write_down
+from semel.operate.acts import acting, close_claim, need_actor, need_reason, write_down
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import vocabulary as words
 
@@ -568,7 +568,7 @@ async def _close(unit: OperatorUnit, message: WaitingMessage) -> bool:
     elif not is_held and (row is None or row.marker != ERASED):
         code = row.error_code if row is not None else ""
         parked = Failure(ClaimState.PARKED, attempts, code, marker=ERASED)
-        await overrule(unit, consumer, message_id, parked)
+        await unit.claims.decide(consumer, message_id, parked)
     if row is None or row.erased_at is None:
         await unit.claims.erase(consumer, message_id)
     return is_held

@@ -33,7 +33,7 @@ from semel.messaging.database import (
     Versions,
     WaitingStore,
 )
-from semel.messaging.handle.claims import ClaimRow
+from semel.messaging.handle.claims import ClaimRow, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import (
     DeadLetter,
@@ -576,6 +576,13 @@ class OperatorClaims(ProcessedMessageStore, Protocol):
 
     async def erase_key(self, key: str) -> int:
         """Remove the results that were kept with this key, and note that; return how many."""
+
+    async def decide(self, consumer: str, message_id: str, failure: Failure) -> bool:
+        """Write a person's decision into a claim; False, and nothing changed, if it is COMPLETED.
+
+        Unlike `mark_failed` it changes every other state, and claims of consumers that a pipeline
+        runs, too.
+        """
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""

@@ -29,7 +29,15 @@ from sqlalchemy import (
 
 from semel.message import Coordinates, Partition
 from semel.messaging.outcome import ENDS, OutcomeRange
-from semel.messaging.records import Gap, Member, Note, original_id, stored_id
+from semel.messaging.records import (
+    SPARK,
+    ConsumerEngine,
+    Gap,
+    Member,
+    Note,
+    original_id,
+    stored_id,
+)
 from semel.sql.store import (
     ConnectionStore,
     RecordStore,
@@ -42,6 +50,7 @@ from semel.sql.store import (
 )
 from semel.sql.tables import (
     aggregate_version,
+    consumer_engine,
     consumer_member,
     consumer_outcome,
     crash_suspect,
@@ -57,6 +66,8 @@ from semel.sql.types import now_us, partitions_to_text, to_seconds, to_us
 
 _M: Final = consumer_member.c
 _S: Final = crash_suspect.c
+_E: Final = consumer_engine.c
+_ENGINE: Final = select(consumer_engine).where(_E.engine == SPARK)
 ENTER: Final = insert_or_update(
     consumer_member, ["owner", "partitions", "in_flight", "expires_at", "standing_since", "lag"]
 )
@@ -86,6 +97,7 @@ CONSUMERS: Final = union(
             consumer_member,
             consumer_outcome,
             sequence_gap,
+            consumer_engine,
         )
     ),
 ).order_by("name")
@@ -118,6 +130,10 @@ class SqlMembers(ConnectionStore, RecordStore[Member]):
     async def running(self, consumer: str) -> Sequence[Member]:
         live = (_M.consumer == consumer, _M.expires_at > now_us())
         return await self._read(self._select(*live))
+
+    async def engine(self, consumer: str) -> ConsumerEngine | None:
+        found = (await self._run(_ENGINE.where(_E.consumer == consumer))).first()
+        return None if found is None else record_of(consumer_engine, found, ConsumerEngine)
 
     async def consumers(self) -> Sequence[str]:
         return list((await self._run(CONSUMERS)).scalars())

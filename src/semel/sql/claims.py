@@ -4,6 +4,11 @@
     WHY      read the existing claim, and the database's time
     RETAKE   take a claim that failed and is due, or whose lease ran out
 
+A statement that makes or takes a claim changes nothing while a pipeline on Spark runs the
+consumer.  The condition is part of the statement, which locks the table before it reads: a
+pipeline that has written its row and then locked the table for a moment knows that every claim
+after that sees the row.
+
 `claim_sync` runs the same statements, in the same order, on a connection that blocks.
 
 No statement uses `ON CONFLICT DO UPDATE … WHERE`: it locks the row even if the condition is
@@ -38,15 +43,17 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     literal,
+    literal_column,
     or_,
     select,
     true,
     update,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.postgresql import ARRAY, psycopg
+from sqlalchemy.dialects.postgresql import ARRAY, insert, psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 
@@ -66,11 +73,12 @@ from semel.messaging.handle.claims import (
     Duplicate,
     Failure,
     NotClaimable,
+    RunByPipeline,
     Stale,
     found_of,
     refusal,
 )
-from semel.messaging.records import original_id, stored_id
+from semel.messaging.records import SPARK, original_id, stored_id
 from semel.messaging.redact import reason_of
 from semel.messaging.tables import FIND, found
 from semel.operate.stores import plain
@@ -86,7 +94,7 @@ from semel.sql.faults import (
 from semel.sql.schema import learn_naming, no_tables
 from semel.sql.session import Beginning, HandlerSession
 from semel.sql.store import insert_new, is_over, naming_in, record_of, stored_name
-from semel.sql.tables import processed_message
+from semel.sql.tables import consumer_engine, processed_message
 from semel.sql.types import now_us, to_seconds, to_us
 
 _C: Final = processed_message.c
@@ -111,35 +119,66 @@ _SAME_PAYLOAD: Final = or_(_C.payload_hash == "", _DIGEST == "", _C.payload_hash
 
 # The first known hash stays; only `expect_payload` replaces it.
 _KEPT_HASH: Final = case((_C.payload_hash == "", _DIGEST), else_=_C.payload_hash)
-_LEASED: Final = and_(_C.state == ClaimState.IN_PROGRESS.value, _C.fence == _SEEN)
 _NOT_COMPLETED: Final = _C.state != ClaimState.COMPLETED.value
 _NOT_CLOSED: Final = _C.state.not_in([state.value for state in sorted(CLOSED)])
 
+_E: Final = consumer_engine.c
+_ON_SPARK: Final = and_(_E.consumer == _BY, _E.engine == literal_column(f"'{SPARK}'", Text))
+_BY_SERVICES: Final = ~exists().where(_ON_SPARK)
 
-def _new(**values: Any) -> Insert:
-    """Insert a claim unless there is one."""
-    return insert_new(processed_message).values(
-        consumer_name=_BY,
-        message_id=_ID,
-        original_id=bindparam("original", type_=Text),
-        payload_hash=_DIGEST,
-        source=bindparam("source", type_=Text),
-        first_seen_at=now_us(),
-        updated_at=now_us(),
+PIPELINE: Final = select((_E.app + literal_column("'/'", Text) + _E.query).label("run_by")).where(
+    _ON_SPARK
+)
+"""The pipeline that runs the consumer; nothing where services do."""
+
+_RUN_BY: Final = PIPELINE.scalar_subquery().label("run_by")
+
+_LEASED: Final = and_(
+    _C.state == ClaimState.IN_PROGRESS.value,
+    _C.fence == _SEEN,
+    # A pipeline takes leases that have ended, and relies on it that they stay so.
+    or_(_C.lease_until > now_us(), _BY_SERVICES),
+)
+
+
+_RELEASED: Final = {"owner": "", "lease_until": 0, "marker": "", "updated_at": now_us()}
+
+
+def _values(state: Any, **values: Any) -> dict[str, Any]:
+    """Return the columns of a new claim."""
+    return {
+        "consumer_name": _BY,
+        "message_id": _ID,
+        "original_id": bindparam("original", type_=Text),
+        "payload_hash": _DIGEST,
+        "source": bindparam("source", type_=Text),
+        "first_seen_at": now_us(),
+        "updated_at": now_us(),
+        "state": state,
         **values,
-    )
+    }
+
+
+def _new(state: Any, **values: Any) -> Insert:
+    """Insert a claim unless there is one, or a pipeline runs the consumer."""
+    rows = _values(state, **values)
+    given = select(*rows.values()).where(_BY_SERVICES)
+    return insert_new(processed_message).from_select(list(rows), given)
 
 
 def _change(*where: ColumnElement[bool], **values: Any) -> Update:
     """Change the state of this claim, and end its lease unless *values* set a new one."""
-    released = {"owner": "", "lease_until": 0, "marker": "", "updated_at": now_us()}
-    return update(processed_message).where(_ME, *where).values({**released, **values})
+    return update(processed_message).where(_ME, *where).values({**_RELEASED, **values})
 
 
-TAKE: Final = _new(state=ClaimState.COMPLETED.value).returning(_C.message_id)
-WHY: Final = select(processed_message, now_us().label("now")).where(_ME)
+_COMPLETED: Final = literal(ClaimState.COMPLETED.value, Text)
+_LEASING: Final = literal(ClaimState.IN_PROGRESS.value, Text)
+
+TAKE: Final = _new(_COMPLETED).returning(_C.message_id)
+WHY: Final = select(processed_message, now_us().label("now"), _RUN_BY).where(_ME)
 
 RETAKE: Final = _change(
+    _BY_SERVICES,
     _DUE,
     _SAME_PAYLOAD,
     _C.fence == _SEEN,
@@ -155,13 +194,14 @@ RETAKE: Final = _change(
 _NEXT_FENCE: Final = case((_C.fence >= now_us(), _C.fence + 1), else_=now_us())
 
 LEASE: Final = _new(
-    state=ClaimState.IN_PROGRESS.value,
+    _LEASING,
     owner=_OWNED_BY,
     fence=now_us(),
     lease_until=now_us() + _LEASE_US,
 ).returning(_C.fence)
 
 LEASE_AGAIN: Final = _change(
+    _BY_SERVICES,
     _DUE,
     _SAME_PAYLOAD,
     _C.fence == _SEEN,
@@ -196,6 +236,7 @@ COMPLETE_LEASED: Final = _change(
 
 # What a person ended keeps its marker, and the code of the failure before.
 COMPLETE: Final = _change(
+    _BY_SERVICES,
     _NOT_COMPLETED,
     state=ClaimState.COMPLETED.value,
     result=_RESULT,
@@ -204,9 +245,9 @@ COMPLETE: Final = _change(
     due_at=0,
 )
 
-COMPLETE_NEW: Final = _new(
-    state=ClaimState.COMPLETED.value, result=bindparam("returned", type_=Text)
-).returning(_C.message_id)
+COMPLETE_NEW: Final = _new(_COMPLETED, result=bindparam("returned", type_=Text)).returning(
+    _C.message_id
+)
 
 _FAILED: Final[dict[str, Any]] = {
     "state": bindparam("into", type_=Text),
@@ -218,7 +259,7 @@ _FAILED: Final[dict[str, Any]] = {
 }
 
 FAIL_NEW: Final = _new(**_FAILED).returning(_C.message_id)
-FAIL: Final = _change(_NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)
+FAIL: Final = _change(_BY_SERVICES, _NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)
 FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
 UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED).returning(processed_message)
 
@@ -251,6 +292,23 @@ REOPEN: Final = _change(
     state=ClaimState.FAILED_RETRYABLE.value,
     attempts=0,
     due_at=now_us(),
+)
+
+# A person's decision counts whoever runs the consumer; what runs must be safe from it
+# (`semel.operate.acts.acting`).
+DECIDE: Final = (
+    insert(processed_message)
+    .values(_values(**_FAILED))
+    .on_conflict_do_update(
+        index_elements=list(processed_message.primary_key),
+        set_={
+            **_RELEASED,
+            **_FAILED,
+            "payload_hash": _KEPT_HASH,
+        },
+        where=_NOT_COMPLETED,
+    )
+    .returning(_C.message_id)
 )
 
 # `updated_at` stays: erasing is not a change of state, and must not restart retention.
@@ -313,11 +371,12 @@ def _take_many_at_once() -> Insert:
         _C.original_id: given.c.original,
         _C.payload_hash: given.c.digest,
         _C.source: given.c.source,
-        _C.state: literal(ClaimState.COMPLETED.value, Text),
+        _C.state: _COMPLETED,
         _C.first_seen_at: moment,
         _C.updated_at: moment,
     }
-    sorted_rows = select(*rows.values()).order_by(given.c.id.collate("C"))
+    of_services = select(*rows.values()).where(_BY_SERVICES)
+    sorted_rows = of_services.order_by(given.c.id.collate("C"))
     taken = insert_new(processed_message).from_select(list(rows), sorted_rows)
     return taken.returning(_C.message_id)
 
@@ -325,7 +384,14 @@ def _take_many_at_once() -> Insert:
 TAKE_MANY: Final = _take_many_at_once()
 """For PostgreSQL.  Sorted by bytes, as Python sorts text: two workers cannot deadlock."""
 
-_MINE: Final = select(processed_message, now_us().label("now")).where(_C.consumer_name == _BY)
+TAKE_ALL_SQLITE: Final = (
+    insert_new(processed_message).values(_values(_COMPLETED)).returning(_C.message_id)
+)
+"""For SQLite, with a list of parameters: only VALUES may have one, and no condition."""
+
+_MINE: Final = select(processed_message, now_us().label("now"), _RUN_BY).where(
+    _C.consumer_name == _BY
+)
 WHY_MANY: Final = _MINE.where(_C.message_id == any_(bindparam("ids", type_=ARRAY(Text))))
 WHY_MANY_SQLITE: Final = _MINE.where(_C.message_id.in_(bindparam("ids", expanding=True)))
 
@@ -466,7 +532,7 @@ class SqlAlchemyProcessedMessageStore:
             for _ in range(MOST_TURNS):
                 if await self._row(TAKE, me, me.new()):
                     return Claimed()
-                why = await self._row(WHY, me, me.key())
+                why = await self._why(me)
                 if why is not None and (answer := await self._answer(me, why)) is not None:
                     return answer
         raise me.changes_all_the_time()
@@ -479,6 +545,9 @@ class SqlAlchemyProcessedMessageStore:
         taken = await self._take_many(consumer, first)
         missed = sorted(first.keys() - taken)
         whys = {row.message_id: row for row in await self._why_many(consumer, missed)}
+        for row in whys.values():
+            if row.run_by is not None:
+                raise RunByPipeline(consumer, row.run_by)
         answers: dict[str, ClaimAnswer] = {}
         for id in missed:
             why = whys.get(id)
@@ -507,7 +576,7 @@ class SqlAlchemyProcessedMessageStore:
             taken = await self._row(LEASE, me, {**me.new(), **terms})
             if taken is not None:
                 return Claimed(fence=taken.fence)
-            why = await self._row(WHY, me, me.key())
+            why = await self._why(me)
             if why is not None and (answer := await self._lease_again(me, why, terms, stale)):
                 return answer
         raise me.changes_all_the_time()
@@ -576,6 +645,10 @@ class SqlAlchemyProcessedMessageStore:
 
     async def pass_over(self, consumer: str, message_id: str, marker: str) -> None:
         await self._change_one(PASS_OVER, consumer, message_id, marked=marker)
+
+    async def decide(self, consumer: str, message_id: str, failure: Failure) -> bool:
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
+        return await self._row(DECIDE, me, {**me.new(), **_written(failure)}) is not None
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         await self._change_one(EXPECT_PAYLOAD, consumer, message_id, digest=payload_hash)
@@ -692,7 +765,9 @@ class SqlAlchemyProcessedMessageStore:
                 "sources": [batch[id].source for id in ids],
             }
         else:
-            parameters = [batch[id].new() for id in ids]
+            # SQLite has one writer: this stays true until the transaction ends.
+            await self._why(batch[ids[0]])
+            statement, parameters = TAKE_ALL_SQLITE, [batch[id].new() for id in ids]
         what = f"a batch of {len(batch)} messages of consumer {consumer}"
         return set((await self._execute(statement, what, parameters)).scalars())
 
@@ -704,8 +779,20 @@ class SqlAlchemyProcessedMessageStore:
         return (await self._execute(statement, what, {"by": consumer, "ids": list(ids)})).all()
 
     async def _is_in(self, states: Set[ClaimState], me: ClaimAsked) -> bool:
-        row = await self._row(WHY, me, me.key())
+        row = await self._why(me)
         return row is not None and row.state in states
+
+    async def _why(self, me: ClaimAsked) -> Row[Any] | None:
+        """Read a claim that could not be taken; None if there is none.
+
+        Raises:
+            RunByPipeline: a pipeline runs the consumer; what it did with the message is its own.
+        """
+        row = await self._row(WHY, me, me.key())
+        by = await self._row(PIPELINE, me, me.key()) if row is None else row
+        if by is not None and by.run_by is not None:
+            raise RunByPipeline(me.consumer, by.run_by)
+        return row
 
     async def _row(self, statement: Executable, me: ClaimAsked, values: Any) -> Row[Any] | None:
         return (await self._execute(statement, str(me), values)).one_or_none()

@@ -64,6 +64,7 @@ from semel.messaging.handle.claims import (
     NotDue,
     NotOurs,
     Parked,
+    RunByPipeline,
     Stale,
     Terminal,
     refusal,
@@ -283,8 +284,10 @@ class Attempt:
         if row is not None:
             no = refusal(row, message.digest, await unit.now())
             if no is not None:
+                await need_service(unit, consumer.name)
                 return await self.refuse(unit, no)
         if await unit.waiting.get(consumer.name, message.id) is not None:
+            await need_service(unit, consumer.name)
             return RetryStored()
         erased_at = None if row is None else row.erased_at
         failure = _behind(message, erased_at)
@@ -510,6 +513,17 @@ class Attempt:
     def _failed(self, unit: Unit, failure: Classified) -> FailedMessage:
         how = (self.gap, self.is_claimed, self.fence, self.from_waiting)
         return FailedMessage(unit, self.consumer, self.message, failure, *how)
+
+
+async def need_service(unit: Unit, consumer: str) -> None:
+    """Raise if a pipeline runs the consumer; claims check it themselves.
+
+    Raises:
+        RunByPipeline: it does.
+    """
+    engine = await unit.members.engine(consumer)
+    if engine is not None:
+        raise RunByPipeline(consumer, engine.pipeline)
 
 
 def took_too_long(seconds: float | None) -> RetryableMessageError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from semel.errors import Fenced, Retryable
+from semel.errors import Fenced, NeedsOperator, Retryable
 from semel.message import Message
 
 
@@ -326,6 +326,22 @@ class NotClaimable(Retryable):
         return (
             f"consumer {self.consumer}: message {self.message_id!r} cannot be claimed now "
             f"({self.answer}); it was not handled, and must not be acknowledged"
+        )
+
+
+class RunByPipeline(NeedsOperator):
+    """A pipeline on Spark runs the consumer, so no service may claim for it."""
+
+    def __init__(self, consumer: str, pipeline: str) -> None:
+        super().__init__(consumer, pipeline)
+        self.consumer = consumer
+        self.pipeline = pipeline
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer} is run by Spark ({self.pipeline}), and nothing was claimed: "
+            f"stop this service, or hand the consumer over with "
+            f"`semel consumer hand-over {self.consumer}`"
         )
 
 

@@ -62,6 +62,7 @@ from semel.messaging.handle.claims import (
     ClaimRequest,
     ClaimState,
     HeldElsewhere,
+    RunByPipeline,
     refusal,
 )
 from semel.messaging.outcome import (
@@ -461,9 +462,26 @@ class Membership:
         self._standing_since = since
         reach(CrashPoint.MEMBER_ENTER_AFTER, self._consumer.name)
 
+    async def need_service(self) -> None:
+        """Remove the row, if there is one, and raise if a pipeline runs the consumer.
+
+        Called when the row is committed: a pipeline that begins writes its own row first, and
+        then looks for members, so the second of the two sees the first.
+
+        Raises:
+            RunByPipeline: this process must not work.
+        """
+        async with self._database.begin() as unit:
+            engine = await unit.members.engine(self._consumer.name)
+            if engine is not None:
+                await unit.members.leave(self._consumer.name, self._owner.instance)
+        if engine is not None:
+            raise RunByPipeline(self._consumer.name, engine.pipeline)
+
     async def _look_for_crashes(self, partitions: frozenset[Partition]) -> None:
         if not partitions:
             return
+        await self.need_service()
         async with self._database.begin() as unit:
             others = await unit.members.others(
                 self._consumer.name, self._owner.instance, partitions

@@ -172,10 +172,12 @@ class Runner:
         meanwhile.
 
         Raises:
-            NeedsOperator: the broker no longer has what was not handled yet; nothing is skipped.
+            NeedsOperator: the broker no longer has what was not handled yet, and nothing is
+                skipped; or a pipeline runs the consumer.
         """
-        retrying = owned(self._retries.run())
         try:
+            await self._need_service()
+            retrying = owned(self._retries.run())
             try:
                 async with self._lag.beside():
                     while not self._stopping.is_set():
@@ -192,6 +194,19 @@ class Runner:
             await self._leave()
         finally:
             await self.subscription.close()
+
+    async def _need_service(self) -> None:
+        """Raise if a pipeline runs the consumer, before waiting messages are looked at.
+
+        A database that does not answer is asked again when partitions are assigned.
+        """
+        try:
+            await self._membership.need_service()
+        except (Retryable, InDoubt) as error:
+            log.warning("runner waits", extra={"consumer": self.consumer.name, "why": str(error)})
+        except Exception as error:
+            if not is_refusal(self.database, self.consumer.name, error):
+                raise
 
     async def _leave(self) -> None:
         """Remove this process's row, if the database answers before the deadline.
