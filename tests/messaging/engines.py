@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from sqlalchemy import delete, insert
 
-from semel.pipeline.txn import CycleId, Scope
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.postgres.books import SinkBooks, run
+from semel.postgres.statements import PreparedToken
 from semel.sql.tables import consumer_engine
 from semel.sql.types import now_us
 
 SCOPE = Scope("ledger1", "payments", "main")
+BOOKS = SinkBooks("books_by_hand", "messages")
+TOKEN = PreparedToken("staging", "", "", "d", 0, 0, "", ())
 
 
-async def take_over(database: Any, consumer: str = "billing", books: str = "semel") -> None:
+async def take_over(database: Any, consumer: str = "billing", scope: Scope = SCOPE) -> None:
     """Write that a pipeline runs the consumer, as its start does."""
     async with database.begin() as unit:
-        row = {"scope": SCOPE.slug, "app": SCOPE.app, "query": SCOPE.query, "ledger": SCOPE.ledger}
-        more = {"engine": "spark", "epoch": 1, "books": books, "since": now_us()}
+        row = {"scope": scope.slug, "app": scope.app, "query": scope.query, "ledger": scope.ledger}
+        more = {"engine": "spark", "epoch": 1, "books": BOOKS.schema, "since": now_us()}
         await unit.session.execute(insert(consumer_engine).values(consumer=consumer, **row, **more))
 
 
@@ -28,6 +35,40 @@ async def give_back(database: Any, consumer: str = "billing") -> None:
         await unit.session.execute(delete(consumer_engine).where(mine))
 
 
-def cycle(batch: int) -> CycleId:
-    """Return a cycle of the pipeline."""
-    return CycleId(SCOPE, 1, batch)
+def attempt(batch: int, name: str = "first", scope: Scope = SCOPE) -> SinkTxnId:
+    """Return an attempt at a cycle of the pipeline."""
+    return CycleId(scope, 1, batch).attempt(name)
+
+
+class HandMade:
+    """The books of the pipeline's sinks, written by hand."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        BOOKS.create(connection)
+
+    def prepare(self, txn: SinkTxnId) -> None:
+        """Promise the attempt."""
+        self._run(BOOKS.remember(txn, "prepared", "staging", "d", []))
+
+    def abort(self, txn: SinkTxnId) -> None:
+        """Give the attempt up."""
+        self._run(BOOKS.remember(txn, "aborted", "staging", "d", []))
+
+    def prove(self, txn: SinkTxnId) -> None:
+        """Commit the attempt, and keep its record, as before the clean-up."""
+        self._run(BOOKS.proof(txn, TOKEN, finished=True))
+
+    def _run(self, statement: str) -> None:
+        run(self._connection, [statement])
+
+
+@contextmanager
+def hand_made(database: Any) -> Iterator[HandMade]:
+    """Open empty books in the database."""
+    url = database.engine.url.set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False), autocommit=True) as connection:
+        try:
+            yield HandMade(connection)
+        finally:
+            connection.execute("DROP SCHEMA books_by_hand CASCADE")

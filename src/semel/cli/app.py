@@ -111,6 +111,7 @@ GROUPS: Final[Mapping[str, tuple[str, str]]] = {
     "ledger": (PIPELINES, "Look after the ledger itself."),
     "receiver": (PIPELINES, "Check a service that takes rows by HTTP."),
     "policy": (CONSUMERS, "Check and explain a policy file."),
+    "consumer": (CONSUMERS, "Say who runs a consumer."),
     "db": (CONSUMERS, "Make and check the consumers' tables."),
     "claims": (CONSUMERS, "Look at what is handled under a lease now."),
     "dlq": (CONSUMERS, "Look at dead letters, and deal with them."),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Misuse, Permanent, SemelError, reason_of
+from semel.errors import Misuse, NeedsOperator, Permanent, SemelError, reason_of
 from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.handle.claims import ClaimState, Failure, is_leased
 from semel.messaging.outcome import Mark
@@ -63,13 +65,76 @@ def need_actor(actor: str) -> str:
     return actor.strip()
 
 
+class CycleUnsettled(NeedsOperator):
+    """A pipeline has promised to change a consumer's messages, and has not done so yet."""
+
+    def __init__(self, consumer: str, pipeline: str, cycle: str) -> None:
+        super().__init__(consumer, pipeline, cycle)
+        self.consumer = consumer
+        self.pipeline = pipeline
+        self.cycle = cycle
+
+    def __str__(self) -> str:
+        return (
+            f"cycle {self.cycle} of {self.pipeline} is not settled, and may change messages of "
+            f"consumer {self.consumer}: nothing was changed here; start the pipeline, or "
+            f"`semel recover`"
+        )
+
+
+SETTLE_SECONDS: Final = 5.0
+"""How long an act waits for a cycle that is prepared; while the pipeline runs, milliseconds."""
+
+_LOOK_AGAIN_SECONDS: Final = 0.02
+
+LOOKED_AT: Final = "dlq.inspect"
+"""The act in the audit trail when a person looks at a dead letter."""
+
+HARMLESS: Final = frozenset(
+    {LOOKED_AT, "park.inspect", "park.classify", "delete.ask", "delete.refuse", "retention"}
+)
+"""Acts that change nothing that a cycle has read."""
+
+EVERYWHERE: Final = "erase"
+"""The act that is about no consumer, because it is about all of them."""
+
+
 @asynccontextmanager
 async def acting(database: OperatorDatabase) -> AsyncIterator[OperatorUnit]:
-    """Open the one transaction of an act: what it changes, and its entry in the audit trail."""
+    """Open the one transaction of an act: what it changes, and its entry in the audit trail.
+
+    Raises:
+        CycleUnsettled: a pipeline runs the consumer, and has not settled a cycle; the act is
+            rolled back.
+    """
     async with database.begin() as unit:
         yield unit
+        await _need_settled(unit)
         reach(CrashPoint.ACT_BEFORE)
     reach(CrashPoint.ACT_AFTER)
+
+
+async def _need_settled(unit: OperatorUnit) -> None:
+    """Wait until no cycle of the consumers' pipelines is prepared, or raise.
+
+    The act has written, so it holds the locks of its rows, and only now looks at the books.  A
+    cycle whose transaction is alive has its own rows locked.  One whose process died has no
+    locks, and its rows look unchanged, but the books still name it.
+    """
+    acts = [act for act in unit.audit.written if act.act not in HARMLESS]
+    if not acts:
+        return
+    names = {act.consumer for act in acts}
+    is_everywhere = any(act.act == EVERYWHERE for act in acts)
+    engines = [
+        one for one in await unit.members.engines() if is_everywhere or one.consumer in names
+    ]
+    give_up_at = SYSTEM_CLOCK.monotonic() + SETTLE_SECONDS
+    for engine in engines:
+        while cycles := await unit.members.unsettled(engine):
+            if SYSTEM_CLOCK.monotonic() > give_up_at:
+                raise CycleUnsettled(engine.consumer, engine.pipeline, cycles[0])
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
 
 async def write_down(
@@ -254,10 +319,6 @@ async def need_no_live_lease(unit: OperatorUnit, consumer: str, message_id: str)
     if row is not None and is_leased(row, await unit.now()):
         why = f"{row.owner} handles it now; try again when its lease has ended"
         raise NotPossible(consumer, message_id, why)
-
-
-LOOKED_AT: Final = "dlq.inspect"
-"""The act in the audit trail when a person looks at a dead letter."""
 
 
 SENT_BACK: Final = frozenset({"dlq.retry", "park.release"})

@@ -1,15 +1,22 @@
-"""All consumers of a database on one page, and what waits in their inboxes."""
+"""All consumers of a database on one page, what waits in their inboxes, and who runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from semel.errors import Misuse
+from semel.errors import Misuse, NeedsOperator
 from semel.messaging.records import DeadLetterFilter, InboxMessage, WaitingFilter, Waits
+from semel.operate.acts import acting, need_reason, write_down
 from semel.operate.outbox import OutboxStatus
+from semel.operate.status import owner_of
 from semel.operate.stores import OperatorDatabase, OperatorUnit
+from semel.pipeline.ledger import Ledger
+from semel.pipeline.txn import Scope
+
+HAND_OVER: Final = "consumer.hand-over"
+"""The act in the audit trail."""
 
 MOST_COUNTED: Final = 1000
 """Keys, gaps and stale claims are counted up to this number."""
@@ -20,8 +27,11 @@ class ConsumerOverview:
     """What a consumer has, and what needs a person."""
 
     consumer: str
+    pipeline: str | None
+    """The pipeline on Spark that runs it; null where services do."""
+
     processes: int
-    """Running now."""
+    """Of services, running now."""
 
     lag: int | None
     """Records behind, as its processes last wrote it; null where none of them did."""
@@ -45,7 +55,9 @@ class ConsumerOverview:
     def needs_attention(self) -> bool:
         """Something waits for a person, or records wait and no process runs."""
         waits = self.dead_letters or self.parked or self.gaps or self.stale_claims
-        is_left = not self.processes and bool(self.lag or self.inbox or self.retries)
+        is_left = not (self.processes or self.pipeline) and bool(
+            self.lag or self.inbox or self.retries
+        )
         return bool(waits) or is_left or self.standing_since is not None
 
 
@@ -84,8 +96,10 @@ async def _of_one(unit: OperatorUnit, name: str) -> ConsumerOverview:
     lags = [member.lag for member in members if member.lag is not None]
     standing = [member.standing_since for member in members if member.standing_since is not None]
     parked = await unit.waiting.count(WaitingFilter(name, waits=Waits.PARKED))
+    engine = await unit.members.engine(name)
     return ConsumerOverview(
         name,
+        None if engine is None else engine.pipeline,
         len(members),
         sum(lags) if lags else None,
         min(standing, default=None),
@@ -135,3 +149,79 @@ async def inbox_messages(database: OperatorDatabase, consumer: str, limit: int) 
     async with database.begin() as unit:
         found = await unit.inbox.outlines(consumer, limit)
         return InboxList(consumer, await unit.inbox.pending(consumer), found)
+
+
+class NotHandedOver(NeedsOperator):
+    """The pipeline that runs a consumer may still change its messages: it keeps the consumer."""
+
+    def __init__(self, consumer: str, pipeline: str, why: str) -> None:
+        super().__init__(consumer, pipeline, why)
+        self.consumer = consumer
+        self.pipeline = pipeline
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"consumer {self.consumer} stays with {self.pipeline}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A consumer that services may run again."""
+
+    consumer: str
+    pipeline: str
+    """The pipeline that ran it."""
+
+    epoch: int
+    """Of the pipeline's last start."""
+
+    since: float
+    """When the pipeline took the consumer over."""
+
+
+async def hand_over(
+    database: OperatorDatabase, consumer: str, ledger: Ledger, *, actor: str, reason: str
+) -> HandedOver:
+    """Take a consumer from the pipeline that runs it, so that services may claim for it again.
+
+    *ledger* is the pipeline's.  The pipeline must have ended, and every cycle must be settled,
+    also one that is only planned.  A pipeline that runs on in spite of it commits no cycle with
+    messages of this consumer: its sink finds the consumer gone.
+
+    Raises:
+        NotHandedOver: the pipeline runs, or a cycle is not settled.
+        Misuse: services run the consumer already, it is another ledger, or no reason is given.
+        Locked: the pipeline is committing a cycle now.
+    """
+    reason = need_reason(reason, "handing a consumer over")
+    async with acting(database) as unit:
+        # From here on, until the commit, no cycle of the pipeline can commit.
+        engine = await unit.members.lock_engine(consumer)
+        if engine is None:
+            raise Misuse(f"consumer {consumer} is run by services: there is nothing to hand over")
+        if ledger.ledger_id != engine.ledger:
+            raise Misuse(
+                f"{ledger.url} is not the ledger of {engine.pipeline}, whose id is "
+                f"{engine.ledger}: name it with --ledger"
+            )
+        scope = Scope(engine.ledger, engine.app, engine.query)
+        why_not = _why_not(ledger, scope, await unit.members.unsettled(engine))
+        if why_not:
+            raise NotHandedOver(consumer, engine.pipeline, why_not)
+        await unit.members.remove_engine(consumer)
+        details: dict[str, Any] = {"pipeline": engine.pipeline, "epoch": engine.epoch}
+        await write_down(unit, actor, HAND_OVER, consumer, reason=reason, **details)
+    return HandedOver(consumer, engine.pipeline, engine.epoch, engine.since)
+
+
+def _why_not(ledger: Ledger, scope: Scope, prepared: Sequence[str]) -> str:
+    """Return what stands in the way of a hand-over; empty if nothing does."""
+    owner = owner_of(ledger.scope_record(scope))
+    if owner.is_live:
+        return f"it runs, {owner}: stop it first"
+    settle = "start the pipeline once more, or `semel recover`"
+    for attempt in ledger.open_attempts(scope):
+        return f"cycle {attempt.txn.cycle.label} is {attempt.state} in its ledger: {settle}"
+    for cycle in prepared:
+        return f"cycle {cycle} is prepared in the books of its sinks: {settle}"
+    return ""

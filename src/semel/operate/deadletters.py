@@ -7,7 +7,7 @@ with its entry in the audit trail; no message is handled here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.messaging.handle.claims import SKIPPED, ClaimRow, ClaimState, Failure
@@ -194,20 +194,20 @@ async def skip_dead_letter(
 
 
 async def move_to_waiting(unit: OperatorUnit, letter: DeadLetter, waits: Waits) -> None:
-    """Move a letter to the waiting table."""
+    """Move a letter to the waiting table; as a retry it is due at once, and begins anew."""
     consumer, message_id = letter.consumer, letter.message_id
     need_payload(letter)
     if await unit.waiting.get(consumer, message_id) is not None:
         raise NotPossible(consumer, message_id, "a message with this id waits already")
     await need_review(unit, letter)
     await remove_letter(unit, consumer, message_id)
-    await unit.waiting.put(
-        WaitingMessage(
-            **fields_of_stored(letter),
-            waits=waits,
-            reason=letter.reason,
-            error_code=letter.error_code,
-            exception=letter.exception,
-            first_failed_at=letter.first_failed_at,
-        )
+    waiting = WaitingMessage(
+        **fields_of_stored(letter),
+        waits=waits,
+        reason=letter.reason,
+        error_code=letter.error_code,
+        exception=letter.exception,
+        first_failed_at=letter.first_failed_at,
     )
+    # A pipeline counts from here, a service from the claim.
+    await unit.waiting.put(replace(waiting, attempts=0) if waits is Waits.RETRY else waiting)

@@ -36,6 +36,7 @@ from semel.messaging.database import (
 from semel.messaging.handle.claims import ClaimRow, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import (
+    ConsumerEngine,
     DeadLetter,
     DeadLetterFilter,
     FailedAttempt,
@@ -190,6 +191,10 @@ def plain(text: str) -> str:
 
 class AuditTrail(Protocol):
     """The trail, in one open transaction: an act and its entry are durable together."""
+
+    @property
+    def written(self) -> Sequence[Act]:
+        """The acts that this transaction has written so far."""
 
     async def append(self, act: Act) -> AuditEntry:
         """Write an act at the end of the chain; writers wait for one another."""
@@ -762,6 +767,26 @@ class OperatorMembers(Members, Protocol):
 
     async def consumers(self) -> Sequence[str]:
         """Return the names of all consumers that have a row in any table, in order."""
+
+    async def engines(self) -> Sequence[ConsumerEngine]:
+        """Return every consumer that a pipeline runs."""
+
+    async def lock_engine(self, consumer: str) -> ConsumerEngine | None:
+        """Return the pipeline that runs a consumer, and let it commit no cycle until this ends.
+
+        Raises:
+            Locked: it is committing one, and did not end in time.
+        """
+
+    async def remove_engine(self, consumer: str) -> bool:
+        """Give a consumer to services; call with its row locked.  False if services run it."""
+
+    async def unsettled(self, engine: ConsumerEngine) -> Sequence[str]:
+        """Return the cycles that a pipeline's sinks in this database promise and have not kept.
+
+        They are prepared, without the proof of a commit: what they change may still become
+        visible, also after the death of the pipeline, which releases its locks.
+        """
 
     async def outboxes(self) -> Sequence[str]:
         """Return the names of all outboxes that hold a message or have had a relay, in order."""

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Insert,
     Integer,
     Select,
+    TableClause,
     Text,
     and_,
     bindparam,
@@ -23,9 +24,11 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    table,
     union,
     update,
 )
+from sqlalchemy import column as sql_column
 
 from semel.message import Coordinates, Partition
 from semel.messaging.outcome import ENDS, OutcomeRange
@@ -78,6 +81,14 @@ NOTE: Final = insert_new(crash_suspect).returning(_S.message_id)
 _FOUND: Final = select(crash_suspect).order_by(_S.message_id)
 
 
+_CYCLE: Final = ("scope", "sink", "generation", "batch")
+
+
+def _book(schema: str, name: str) -> TableClause:
+    """Return a table of the books that the sinks of pipelines keep, with the columns of a cycle."""
+    return table(name, *map(sql_column, (*_CYCLE, "state")), schema=schema)
+
+
 def _names(column: Column[str]) -> Select[Any]:
     """Read the distinct values of an indexed column, one look into the index for each."""
     named = select(func.min(column).label("name")).cte(f"in_{column.table.name}", recursive=True)
@@ -89,8 +100,8 @@ def _names(column: Column[str]) -> Select[Any]:
 CONSUMERS: Final = union(
     _names(processed_message.c.consumer_name),
     *(
-        _names(table.c.consumer)
-        for table in (
+        _names(one.c.consumer)
+        for one in (
             dead_letter,
             waiting_message,
             inbox_message,
@@ -134,6 +145,35 @@ class SqlMembers(ConnectionStore, RecordStore[Member]):
     async def engine(self, consumer: str) -> ConsumerEngine | None:
         found = (await self._run(_ENGINE.where(_E.consumer == consumer))).first()
         return None if found is None else record_of(consumer_engine, found, ConsumerEngine)
+
+    async def engines(self) -> Sequence[ConsumerEngine]:
+        found = await self._run(_ENGINE.order_by(_E.consumer))
+        return [record_of(consumer_engine, row, ConsumerEngine) for row in found]
+
+    async def lock_engine(self, consumer: str) -> ConsumerEngine | None:
+        mine = _ENGINE.where(_E.consumer == consumer).with_for_update()
+        found = (await self._run(mine)).first()
+        return None if found is None else record_of(consumer_engine, found, ConsumerEngine)
+
+    async def remove_engine(self, consumer: str) -> bool:
+        return await self._count(delete(consumer_engine).where(_E.consumer == consumer)) > 0
+
+    async def unsettled(self, engine: ConsumerEngine) -> Sequence[str]:
+        if self._session.get_bind().dialect.name != "postgresql":
+            return []  # only PostgreSQL has a sink for messages
+        attempt, proof = (_book(engine.books, name) for name in ("sink_attempt", "sink_proof"))
+        # Before the sink's first start there are no books, and nothing can be prepared.
+        exists_yet = func.to_regclass(func.format("%I.%I", engine.books, attempt.name))
+        if (await self._run(select(exists_yet.is_(None)))).scalar_one():
+            return []
+        proved = exists().where(*(proof.c[name] == attempt.c[name] for name in _CYCLE))
+        found = await self._run(
+            select(attempt.c.generation, attempt.c.batch)
+            .where(attempt.c.scope == engine.scope, attempt.c.state == "prepared", ~proved)
+            .distinct()
+            .order_by(attempt.c.generation, attempt.c.batch)
+        )
+        return [f"g{row.generation}.b{row.batch}" for row in found]
 
     async def consumers(self) -> Sequence[str]:
         return list((await self._run(CONSUMERS)).scalars())

@@ -17,6 +17,7 @@ false, so two deliveries of a handled message would wait for each other.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Executable,
+    FromClause,
     Insert,
     Integer,
     Row,
@@ -351,18 +353,8 @@ DELETE_OLD: Final = (
 )
 
 
-def _take_many_at_once() -> Insert:
-    """Insert a batch from arrays: one statement, whose text is the same for every length."""
-    given = (
-        func.unnest(
-            bindparam("ids", type_=ARRAY(Text)),
-            bindparam("originals", type_=ARRAY(Text)),
-            bindparam("digests", type_=ARRAY(Text)),
-            bindparam("sources", type_=ARRAY(Text)),
-        )
-        .table_valued("id", "original", "digest", "source")
-        .render_derived(name="given")
-    )
+def _take_many(given: FromClause, collation: str) -> Insert:
+    """Insert a batch: one statement, whose text is the same for every length."""
     # Read the clock once, not once for each row.
     moment = select(now_us()).scalar_subquery()
     rows = {
@@ -376,18 +368,35 @@ def _take_many_at_once() -> Insert:
         _C.updated_at: moment,
     }
     of_services = select(*rows.values()).where(_BY_SERVICES)
-    sorted_rows = of_services.order_by(given.c.id.collate("C"))
+    sorted_rows = of_services.order_by(given.c.id.collate(collation))
     taken = insert_new(processed_message).from_select(list(rows), sorted_rows)
     return taken.returning(_C.message_id)
 
 
-TAKE_MANY: Final = _take_many_at_once()
+TAKE_MANY: Final = _take_many(
+    func.unnest(
+        bindparam("ids", type_=ARRAY(Text)),
+        bindparam("originals", type_=ARRAY(Text)),
+        bindparam("digests", type_=ARRAY(Text)),
+        bindparam("sources", type_=ARRAY(Text)),
+    )
+    .table_valued("id", "original", "digest", "source")
+    .render_derived(name="given"),
+    "C",
+)
 """For PostgreSQL.  Sorted by bytes, as Python sorts text: two workers cannot deadlock."""
 
-TAKE_ALL_SQLITE: Final = (
-    insert_new(processed_message).values(_values(_COMPLETED)).returning(_C.message_id)
+_EACH: Final = func.json_each(bindparam("given", type_=Text)).table_valued("value")
+
+TAKE_MANY_SQLITE: Final = _take_many(
+    select(
+        *(
+            func.json_extract(_EACH.c.value, literal_column(f"'$.{name}'"), type_=Text).label(name)
+            for name in ("id", "original", "digest", "source")
+        )
+    ).subquery("given"),
+    "BINARY",
 )
-"""For SQLite, with a list of parameters: only VALUES may have one, and no condition."""
 
 _MINE: Final = select(processed_message, now_us().label("now"), _RUN_BY).where(
     _C.consumer_name == _BY
@@ -753,23 +762,19 @@ class SqlAlchemyProcessedMessageStore:
         if not batch:
             return set()
         ids = sorted(batch)
-        statement: Executable = TAKE
-        parameters: Any
         if self._beginning.is_postgres:
             statement = TAKE_MANY
             parameters = {
-                "by": consumer,
                 "ids": ids,
                 "originals": [batch[id].original for id in ids],
                 "digests": [batch[id].request.payload_hash for id in ids],
                 "sources": [batch[id].source for id in ids],
             }
         else:
-            # SQLite has one writer: this stays true until the transaction ends.
-            await self._why(batch[ids[0]])
-            statement, parameters = TAKE_ALL_SQLITE, [batch[id].new() for id in ids]
+            statement = TAKE_MANY_SQLITE
+            parameters = {"given": json.dumps([batch[id].new() for id in ids])}
         what = f"a batch of {len(batch)} messages of consumer {consumer}"
-        return set((await self._execute(statement, what, parameters)).scalars())
+        return set((await self._execute(statement, what, {"by": consumer, **parameters})).scalars())
 
     async def _why_many(self, consumer: str, ids: Sequence[str]) -> Sequence[Row[Any]]:
         if not ids:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.messaging.database import Sweep
 from semel.messaging.records import MessageFilter, stored_id
@@ -114,6 +115,10 @@ class SqlAuditTrail(Store):
 
     what = "the audit trail"
 
+    def __init__(self, session: AsyncSession) -> None:
+        super().__init__(session)
+        self.written: list[Act] = []
+
     async def append(self, act: Act) -> AuditEntry:
         act = recorded(act)
         head = (await self._run(LOCK_HEAD)).first()
@@ -124,6 +129,7 @@ class SqlAuditTrail(Store):
         entry = AuditEntry(number, at, act, head.hash, hash_of(number, at, act, head.hash))
         await self._run(insert(audit_entry).values(_values(entry)))
         await self._run(update(audit_head).values(number=number, hash=entry.hash))
+        self.written.append(act)
         return entry
 
     async def read(self, after: int, limit: int) -> Sequence[AuditEntry]:

@@ -304,7 +304,7 @@ class SqlWaitingStore(MessageStore[WaitingMessage]):
     async def release(self, consumer: str, message_id: str) -> bool:
         can_be_handled = (_C.erased_at.is_(None), _C.waits == _PARKED)
         return await self._change(
-            consumer, message_id, *can_be_handled, waits=_RETRY, due_at=now_us()
+            consumer, message_id, *can_be_handled, waits=_RETRY, attempts=0, due_at=now_us()
         )
 
     async def let_overtake(self, consumer: str, message_id: str) -> bool:

@@ -1,15 +1,29 @@
-"""`semel consumers` and `semel inbox`: what each consumer has, and what is stuck."""
+"""`semel consumers`, `semel inbox` and `semel consumer`: what each has, and who runs it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Annotated
 
-from semel.cli.database import Books, ConsumerOption, LimitOption, asking
+import typer
+
+from semel.cli.database import Actor, Books, ConsumerOption, LimitOption, acting, asking
 from semel.cli.messages import is_erased
+from semel.cli.options import LEDGER_VARIABLE, LedgerOption
 from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, bold, cell_of, name_of, some_of
+from semel.cli.target import open_existing
 from semel.messaging.records import InboxMessage
-from semel.operate.consumers import ConsumerOverview, InboxList, Overview, inbox_messages, overview
+from semel.operate.consumers import (
+    ConsumerOverview,
+    HandedOver,
+    InboxList,
+    Overview,
+    hand_over,
+    inbox_messages,
+    overview,
+)
 from semel.operate.outbox import OutboxStatus
 
 
@@ -17,9 +31,14 @@ def _red(value: object) -> str:
     return "bold red" if value else ""
 
 
+def _run_by(pipeline: str | None) -> str:
+    return "services" if pipeline is None else f"Spark: {pipeline}"
+
+
 CONSUMER = Shape(
     ConsumerOverview,
     Field("consumer", head="consumer"),
+    Field("pipeline", head="run by", cell=_run_by),
     Field("processes", head="processes", right=True),
     Field("lag", head="lag", right=True),
     Field("standing_since", head="stands still since", cell=at, style=_red),
@@ -65,6 +84,36 @@ def inbox(books: Books, *, consumer: ConsumerOption, limit: LimitOption = 50) ->
     Example: semel inbox --consumer billing --database postgresql://db/shop
     """
     books.reply(books.ask(inbox_messages, consumer, limit), _inbox_lines)
+
+
+@command("consumer hand-over", acting, HandedOver, adds=("actor", "reason"))
+def give_to_services(
+    actor: Actor,
+    *,
+    consumer: Annotated[str, typer.Argument(metavar="NAME", help="The consumer.")],
+    ledger: LedgerOption = None,
+) -> None:
+    """Let services run a consumer that a pipeline on Spark runs; needs a reason.
+
+    Stop the pipeline first.  Refused while one of its cycles is not settled.  Its ledger is
+    --ledger, or else the database itself.  The other way round needs no command: stop the
+    services, and start the pipeline.
+
+    Example: semel consumer hand-over billing --reason "the service takes over again"
+    """
+    url = (
+        ledger
+        or os.environ.get(LEDGER_VARIABLE)
+        or actor.url.replace("+asyncpg", "", 1).replace("+aiosqlite", "", 1)
+    )
+    books = open_existing(actor.answer, url, "; name the pipeline's own with --ledger")
+    actor.confirm(f"Hand consumer {consumer} over to services?")
+    done = actor.ask(hand_over, consumer, books, **actor.given)
+    actor.reply(done, _handed_over, **actor.given)
+
+
+def _handed_over(done: HandedOver) -> Iterator[Line | Rows]:
+    yield f"{done.pipeline} no longer runs {done.consumer}: services may claim for it again"
 
 
 def _overview_lines(found: Overview) -> Iterator[Line | Rows]:

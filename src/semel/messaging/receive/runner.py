@@ -163,7 +163,7 @@ class Runner:
         """Partitions that were given up, and are still assigned for a moment."""
 
         self._stop_by = 0.0
-        self._next_renewal = 0.0
+        self._next_renewal = clock.monotonic() + self.settings.member_seconds / 3
 
     async def run(self) -> None:
         """Work until `stop`; then finish, commit, settle, and leave the group.
