@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -16,6 +16,7 @@ from semel.policy.model import OVERLAPS, consumer_path, key_schema, topic_path
 from semel.policy.questions import QUESTIONS
 from semel.policy.reader import Schema, expects
 from semel.policy.rules import RULES, Rule
+from semel.policy.spark import RULES_ON_SPARK
 from semel.policy.vocabulary import AntiPattern, Semantics
 
 Rows: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -233,9 +234,16 @@ def matrix() -> Rows:
 
 def rules() -> Rows:
     """Everything that the lint looks for."""
-    rows = [
-        (f"`{rule.code}`", _severity(rule), _said(rule.says), _said(rule.fix)) for rule in RULES
-    ]
+    return _rules(RULES)
+
+
+def rules_on_spark() -> Rows:
+    """What the lint looks for beside that, where a pipeline runs the consumer."""
+    return _rules(RULES_ON_SPARK)
+
+
+def _rules(of: Iterable[Rule]) -> Rows:
+    rows = [(f"`{rule.code}`", _severity(rule), _said(rule.says), _said(rule.fix)) for rule in of]
     return ("finding", "severity", "what it says", "the way out"), rows
 
 
@@ -274,6 +282,7 @@ REFERENCE: Final[Mapping[str, Callable[[], Rows]]] = {
     "policy-overlaps": overlaps,
     "policy-questions": questions,
     "policy-rules": rules,
+    "policy-rules-on-spark": rules_on_spark,
     "policy-semantics": semantics,
     "policy-strategies": strategies,
     "policy-topic-keys": topic_keys,

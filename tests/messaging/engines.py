@@ -12,7 +12,7 @@ from sqlalchemy import delete, insert
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.books import SinkBooks, run
 from semel.postgres.statements import PreparedToken
-from semel.sql.tables import consumer_engine
+from semel.sql.tables import consumer_engine, cycle_outcome
 from semel.sql.types import now_us
 
 SCOPE = Scope("ledger1", "payments", "main")
@@ -38,6 +38,17 @@ async def give_back(database: Any, consumer: str = "billing") -> None:
 def attempt(batch: int, name: str = "first", scope: Scope = SCOPE) -> SinkTxnId:
     """Return an attempt at a cycle of the pipeline."""
     return CycleId(scope, 1, batch).attempt(name)
+
+
+async def count(database: Any, batch: int, first: int, last: int, **outcomes: int) -> None:
+    """Write what a cycle counted, as its commit does: here each outcome has the same extent."""
+    txn = attempt(batch)
+    row = {"consumer": "billing", "scope": SCOPE.slug, "cycle": txn.cycle.label}
+    row |= {"attempt": txn.attempt, "topic": "payments", "partition": 0}
+    async with database.begin() as unit:
+        for outcome, total in outcomes.items():
+            extent = {"first": first, "last": last, "outcome": outcome, "total": total}
+            await unit.session.execute(insert(cycle_outcome).values(**row, **extent, at=now_us()))
 
 
 class HandMade:

@@ -291,7 +291,11 @@ HOLE: Final = "hole"
 """The outcome of offsets that have no record."""
 
 
-_DELIVERIES: Final = frozenset(map(str, (*Told, HOLE)))
+CYCLE: Final = "cycle"
+"""The outcome of the offsets of cycles on Spark, of which only counts are kept."""
+
+
+_DELIVERIES: Final = frozenset(map(str, (*Told, HOLE, CYCLE)))
 
 ENDS: Final = frozenset[str](Mark) - {Mark.KEPT}
 """Marks after which the message is no longer in our tables."""
@@ -315,6 +319,33 @@ class OutcomeRange:
     def length(self) -> int:
         """How many offsets it covers."""
         return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class CycleOutcomes:
+    """What became of one partition's offsets in a cycle on Spark."""
+
+    cycle: str
+    """Generation and batch: ``g1.b42``."""
+
+    attempt: str
+    first: int
+    last: int
+    totals: Mapping[str, int]
+    """How many offsets had each outcome; offsets without a record have none."""
+
+    at: float
+    """When it was committed."""
+
+    @property
+    def length(self) -> int:
+        """How many offsets it covers."""
+        return self.last - self.first + 1
+
+    @property
+    def counted(self) -> int:
+        """How many of them have an outcome."""
+        return sum(self.totals.values())
 
 
 def ranges_of(

@@ -23,7 +23,7 @@ Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
 
 Of messages:
 
-    consumers      overview: every consumer on one page; inbox_messages
+    consumers      overview: every consumer on one page; inbox_messages; hand_over
     replay         Replay: handle selected messages again; replays, replay_status, stop_replay,
                    abandon_replay
     selection      which messages: Ids, Letters, Waiting, Offsets, Times, parked_key
@@ -39,7 +39,7 @@ Of messages:
     retention      delete what is old; erase a person's payloads
 
 `acting_from(Account(…))` names the account in the audit trail, and `review` says what a policy
-guarantees.  For our own use: replay_message, acts (one audited act), stores (what
+guarantees in an `Engine`.  For our own use: replay_message, acts (one audited act), stores (what
 only operators need of a database).
 """
 
@@ -75,10 +75,12 @@ if TYPE_CHECKING:
     from semel.operate.status import Pipeline
     from semel.operate.stores import Account, acting_from
     from semel.policy.lint import review
+    from semel.policy.vocabulary import Engine
     from semel.spark.checkpoint import open_checkpoint
 
 __all__ = [
     "Account",
+    "Engine",
     "Pipeline",
     "acting_from",
     "adoption",
@@ -109,6 +111,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "Account": "semel.operate.stores",
+    "Engine": "semel.policy.vocabulary",
     "Pipeline": "semel.operate.status",
     "acting_from": "semel.operate.stores",
     "open_checkpoint": "semel.spark.checkpoint",

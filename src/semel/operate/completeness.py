@@ -4,6 +4,11 @@ handled + skipped + deleted + duplicate + parked + dead + waiting + refused + ho
 = all offsets, or the offsets that are missing.  An offset that was delivered several
 times is in several ranges, and counts once, with its strongest outcome.
 
+Cycles on Spark leave counts: how many of their offsets were handled, duplicates, dead, and so
+on.  What waits, is parked or dead now, and what a person ended, counts by its own offset, and
+the rest of a cycle by its counts; offsets of a cycle without an outcome are holes, which a
+reader can confirm.
+
 A message that was noted as waiting, parked or dead, and did not end, is looked for in the
 waiting table and among the dead letters.  Where it is now is what counts; a message that is
 in neither is lost.  An offset that was never noted is looked up in the claims, which
@@ -14,13 +19,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice, pairwise
 from typing import Final
 
+from semel.codec import coordinates_of
+from semel.errors import Misuse
 from semel.message import Coordinates, Partition
-from semel.messaging.outcome import HOLE, Mark, Told, is_delivery, ranges_of
+from semel.messaging.outcome import CYCLE, HOLE, Mark, Told, is_delivery, ranges_of
 from semel.messaging.outcome import OutcomeRange as OutcomeRange
 from semel.messaging.receive.broker import Reader
 from semel.messaging.records import Waits
@@ -142,6 +150,7 @@ STANDINGS: Final[Mapping[str, Standing]] = {
     Mark.KEPT: Standing.WAITING,
     Told.DUPLICATE_SKIPPED: Standing.DUPLICATE,
     Told.TERMINAL_FAILURE: Standing.REFUSED,
+    CYCLE: Standing.HANDLED,
     HOLE: Standing.HOLE,
 }
 
@@ -328,7 +337,9 @@ async def audit_completeness(
     """
     extents = extents or {}
     async with database.begin() as unit:
-        partitions = sorted({*await unit.outcomes.partitions(consumer), *extents})
+        known = await unit.outcomes.partitions(consumer)
+        on_spark = await unit.outcomes.cycle_partitions(consumer)
+    partitions = sorted({*known, *on_spark, *extents})
     audits = [
         await _audited(database, consumer, place, extents.get(place, Extent()), reader)
         for place in partitions
@@ -348,7 +359,9 @@ async def _audited(
     before: tuple[Stretch, ...] = ()
     for _ in range(MOST_LOOKS):
         async with database.begin() as unit:
-            ranges = await unit.outcomes.ranges(consumer, place)
+            cycles = await unit.outcomes.cycle_ranges(consumer, place)
+            ranges = [*await unit.outcomes.ranges(consumer, place), *cycles]
+            ranges += await _left(unit, consumer, cycles)
         found += await _found(database, consumer, place, ranges)
         begun = await _begun(place, ranges, extent, reader)
         audit = audit_ranges(place, ranges, begun, found)
@@ -359,7 +372,62 @@ async def _audited(
         if audit.lost in ((), before):
             break
         before = audit.lost
-    return audit if reader is None else await _checked(audit, reader)
+    if reader is not None:
+        audit = await _checked(audit, reader)
+    return await _by_counts(database, consumer, audit, cycles, reader) if cycles else audit
+
+
+async def _left(
+    unit: OperatorUnit, consumer: str, cycles: Sequence[OutcomeRange]
+) -> list[OutcomeRange]:
+    """Return the offsets of cycles whose messages have an open claim, and are in no table."""
+    if not cycles:
+        return []
+    place, left = cycles[0].partition, []
+    for source in await unit.claims.without_message(consumer, MOST_ASKED):
+        with suppress(Misuse):  # a program that claims without this engine may write any text
+            at = coordinates_of(source)
+            if at.place == place and any(one.first <= at.offset <= one.last for one in cycles):
+                left.append(OutcomeRange(place, at.offset, at.offset, Mark.KEPT))
+    return left
+
+
+async def _by_counts(
+    database: OperatorDatabase,
+    consumer: str,
+    audit: PartitionAudit,
+    cycles: Sequence[OutcomeRange],
+    reader: Reader | None,
+) -> PartitionAudit:
+    """Divide the offsets of cycles, which count as handled so far, by what the cycles counted."""
+    place = audit.partition
+    async with database.begin() as unit:
+        totals = await unit.outcomes.cycle_totals(consumer, place)
+        short = await unit.outcomes.short_cycles(consumer, place, MOST_ASKED)
+    counted = Counter[Standing]()
+    for outcome, total in totals.items():
+        counted[STANDINGS[outcome]] += total
+    # After a checkpoint was lost, cycles may have read offsets a second time: as duplicates.
+    length, total = sum(one.length for one in cycles), sum(totals.values())
+    repeated = max(total - length, 0)
+    counts = Counter(audit.counts)
+    for standing, number in (
+        (Standing.DUPLICATE, max(counted[Standing.DUPLICATE] - repeated, 0)),
+        (Standing.REFUSED, counted[Standing.REFUSED]),
+        (Standing.HOLE, max(length - total, 0)),
+    ):
+        counts[standing] += number
+        counts[Standing.HANDLED] -= number
+    unknown = list(audit.unknown)
+    if reader is not None and short:
+        start, _ = await reader.bounds(place)
+        for cycle in short:
+            stretch = Stretch(cycle.first, cycle.last)
+            seen = await pieces(reader, place, stretch, start)
+            if sum(one.length for one, has_record in seen if has_record) > cycle.counted:
+                unknown.append(stretch)
+    repeated += audit.repeated
+    return replace(audit, counts=counts, unknown=tuple(sorted(unknown)), repeated=repeated)
 
 
 async def _begun(
@@ -377,7 +445,7 @@ async def _found(
     database: OperatorDatabase, consumer: str, place: Partition, ranges: Sequence[OutcomeRange]
 ) -> list[OutcomeRange]:
     """Look for the messages of kept offsets in our tables, a page per transaction."""
-    kept = [one for one in ranges if one.outcome in KEPT]
+    kept = [one for one in ranges if one.outcome in KEPT or one.outcome == CYCLE]
     if not kept:
         return []
     first, last = min(one.first for one in kept), max(one.last for one in kept)

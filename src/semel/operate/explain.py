@@ -27,7 +27,7 @@ from semel.messaging.handle.claims import (
     ClaimRow,
     ClaimState,
 )
-from semel.messaging.outcome import HOLE, OutcomeRange, is_delivery
+from semel.messaging.outcome import HOLE, CycleOutcomes, OutcomeRange, is_delivery
 from semel.messaging.records import (
     BEHIND,
     DeadLetter,
@@ -136,6 +136,8 @@ class _Known:
     children: Sequence[OutboxEntry]
     gaps: Sequence[Gap]
     came: Sequence[OutcomeRange]
+    cycles: Sequence[CycleOutcomes]
+    """On Spark: the cycles that have read its offset."""
 
     @property
     def kept(self) -> StoredMessage | None:
@@ -201,9 +203,13 @@ async def _known(unit: OperatorUnit, consumer: str, message_id: str) -> _Known:
         await unit.outbox.children(parent_of(consumer, message_id)),
         [gap for gap in gaps if gap.key == key],
         (),
+        (),
     )
     at = _coordinates(known.source)
-    return known if at is None else replace(known, came=await unit.outcomes.covering(consumer, at))
+    if at is None:
+        return known
+    came = await unit.outcomes.covering(consumer, at)
+    return replace(known, came=came, cycles=await unit.outcomes.cycles_covering(consumer, at))
 
 
 def _coordinates(source: str) -> Coordinates | None:
@@ -235,6 +241,9 @@ def _story(consumer: str, known: _Known) -> Story:
 def _deliveries(known: _Known) -> str:
     """Say how often its offset was delivered; outcomes are kept by offset, without ids."""
     elsewhere = "from another offset it is noted without its id"
+    if known.cycles:
+        read = (f"{one.cycle} (attempt {one.attempt})" for one in known.cycles)
+        elsewhere = f"on Spark its offset was read in {', '.join(read)}; {elsewhere}"
     came = Counter(
         one.outcome for one in known.came if is_delivery(one.outcome) and one.outcome != HOLE
     )
@@ -339,6 +348,8 @@ def _moments(known: _Known) -> Iterator[Moment]:
     for entry in known.children:
         why = f", parked: {entry.parked_reason}" if entry.parked_reason else ", not sent yet"
         yield Moment(entry.created_at, "child", f"{entry.message_id} to {entry.topic}{why}")
+    for cycle in known.cycles:
+        yield _of_cycle(cycle)
     for gap in known.gaps:
         words = f"version {gap.found} came, {gap.expected} was next"
         yield Moment(gap.since, "gap", words)
@@ -402,6 +413,12 @@ def _of_waiting(waiting: WaitingMessage) -> Iterator[Moment]:
     yield Moment(waiting.since, "waits", f"{waiting.waits}{label}: {reason}")
     if waiting.waits is Waits.RETRY:
         yield Moment(waiting.due_at, "due", "its next attempt")
+
+
+def _of_cycle(cycle: CycleOutcomes) -> Moment:
+    totals = ", ".join(f"{total} {outcome}" for outcome, total in cycle.totals.items())
+    words = f"{cycle.cycle}, attempt {cycle.attempt}, offsets {cycle.first} to {cycle.last}"
+    return Moment(cycle.at, "cycle", f"{words}: {totals}")
 
 
 def _revision(revision: Revision) -> str:

@@ -193,6 +193,9 @@ class Pruned:
     approvals: int = 0
     """Decided requests about messages that are gone."""
 
+    cycles: int = 0
+    """Outcomes of cycles on Spark."""
+
     outcomes: int = 0
     """Ranges of offsets that the broker has deleted; only with a reader."""
 
@@ -289,6 +292,7 @@ def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
         ("gaps", lambda unit: unit.versions.delete_closed(consumer, ttl, batch)),
         ("notes", lambda unit: unit.members.forget_notes(consumer, ttl, batch)),
         ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch, approvals)),
+        ("cycles", lambda unit: unit.outcomes.delete_cycles(consumer, ttl, batch)),
     ]
 
 

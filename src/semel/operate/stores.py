@@ -34,7 +34,7 @@ from semel.messaging.database import (
     WaitingStore,
 )
 from semel.messaging.handle.claims import ClaimRow, Failure
-from semel.messaging.outcome import OutcomeRange
+from semel.messaging.outcome import CycleOutcomes, OutcomeRange
 from semel.messaging.records import (
     ConsumerEngine,
     DeadLetter,
@@ -603,6 +603,12 @@ class OperatorClaims(ProcessedMessageStore, Protocol):
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Return the consumers that have a claim on a message, sorted."""
 
+    async def without_message(self, consumer: str, limit: int) -> Sequence[str]:
+        """Return where messages came from whose claims are open or dead, and no table has them.
+
+        For consumers whose retries always wait in a table.
+        """
+
     async def handled_from(
         self, consumer: str, places: Sequence[Coordinates]
     ) -> Sequence[Coordinates]:
@@ -750,6 +756,29 @@ class OperatorOutcomes(OutcomeStore, Protocol):
         The mark that a message was kept is deleted before the mark of how it ended: the other
         order would let the message look lost.
         """
+
+    async def cycle_partitions(self, consumer: str) -> Sequence[Partition]:
+        """Return the partitions of which a cycle on Spark has read."""
+
+    async def cycle_ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
+        """Return what the cycles of a partition cover, neighbours together, as `CYCLE`."""
+
+    async def cycle_totals(self, consumer: str, partition: Partition) -> Mapping[str, int]:
+        """Add up the outcomes of all cycles of a partition."""
+
+    async def short_cycles(
+        self, consumer: str, partition: Partition, limit: int
+    ) -> Sequence[CycleOutcomes]:
+        """Return the first cycles that have fewer outcomes than offsets; without their totals.
+
+        An offset without a record has no outcome, and neither has one that was lost.
+        """
+
+    async def cycles_covering(self, consumer: str, at: Coordinates) -> Sequence[CycleOutcomes]:
+        """Return the cycles that have read an offset, in the order in which they committed."""
+
+    async def delete_cycles(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete outcomes of cycles that are that old; return how many."""
 
 
 class OperatorVersions(Versions, Protocol):

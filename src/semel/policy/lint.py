@@ -7,14 +7,16 @@ Pure: it reads the policy only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from semel.policy.guarantee import ConsumerGuarantee, guarantee_of
 from semel.policy.model import Policy, topic_path
 from semel.policy.questions import QUESTIONS, PolicyAnswer
 from semel.policy.reader import path_words
-from semel.policy.rules import RULES, Case, Finding
-from semel.policy.vocabulary import Severity
+from semel.policy.rules import RULES, Case, Finding, Rule
+from semel.policy.spark import OF_SERVICES, RULES_ON_SPARK
+from semel.policy.vocabulary import Engine, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +67,40 @@ class Linted:
         return bool(self.refused or self.warnings)
 
 
-def lint_policy(policy: Policy, consumer: str | None = None) -> Linted:
+def lint_policy(
+    policy: Policy, consumer: str | None = None, engine: Engine = Engine.SERVICE
+) -> Linted:
     """Lint a policy, or one consumer of it, on every topic that it reads.
+
+    *engine* is what runs the consumers: some settings mean something else on Spark.
 
     Raises:
         PolicyNameUnknown: there is no such consumer.
     """
     names = list(policy.consumers) if consumer is None else [consumer]
     reviews = tuple(
-        review(policy, name, topic) for name in names for topic in policy.topics_of(name) or (None,)
+        review(policy, name, topic, engine)
+        for name in names
+        for topic in policy.topics_of(name) or (None,)
     )
     findings = () if consumer is not None else _of_topics(policy)
     return Linted(policy.source.name, reviews, findings)
 
 
-def review(policy: Policy, consumer: str, topic: str | None = None) -> Review:
-    """Lint one consumer on one topic.
+def review(
+    policy: Policy, consumer: str, topic: str | None = None, engine: Engine = Engine.SERVICE
+) -> Review:
+    """Lint one consumer on one topic, as *engine* runs it.
 
     Raises:
         PolicyNameUnknown: there is no such consumer or topic, or it does not read it.
     """
     effective = policy.effective(consumer, topic)
     case = Case(effective, guarantee_of(effective), policy)
-    found = [finding for rule in RULES for finding in rule.judge(case)]
+    rules: Iterable[Rule] = RULES
+    if engine is Engine.SPARK:
+        rules = (*(rule for rule in RULES if rule.code not in OF_SERVICES), *RULES_ON_SPARK)
+    found = [finding for rule in rules for finding in rule.judge(case)]
     findings = tuple(sorted(found, key=lambda f: [*Severity].index(f.severity), reverse=True))
     answers = tuple(
         question.answer(number, case, findings) for number, question in enumerate(QUESTIONS, 1)

@@ -90,6 +90,15 @@ class CommitTiming(StrEnum):
     """After the external call."""
 
 
+class Engine(StrEnum):
+    """What runs a consumer."""
+
+    SERVICE = "service"
+    """Services: each message in a transaction of its own, or of its batch."""
+    SPARK = "spark"
+    """A pipeline: many messages, and the rows of its sinks, under one decision."""
+
+
 class Mode(StrEnum):
     """How a claim and the handler's work belong together."""
 

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy import column as sql_column
 
 from semel.message import Coordinates, Partition
-from semel.messaging.outcome import ENDS, OutcomeRange
+from semel.messaging.outcome import CYCLE, ENDS, CycleOutcomes, OutcomeRange
 from semel.messaging.records import (
     SPARK,
     ConsumerEngine,
@@ -57,6 +57,7 @@ from semel.sql.tables import (
     consumer_member,
     consumer_outcome,
     crash_suspect,
+    cycle_outcome,
     dead_letter,
     inbox_message,
     outbox_leader,
@@ -252,6 +253,7 @@ def _try(consumer: str, name: str, writer: str) -> dict[str, Any]:
 
 
 _O: Final = consumer_outcome.c
+_Y: Final = cycle_outcome.c
 _FROM: Final = bindparam("from_offset", type_=BigInteger)
 _UNTIL: Final = bindparam("until", type_=BigInteger)
 _RANGE: Final[dict[str, Any]] = {
@@ -342,6 +344,83 @@ class SqlOutcomeStore(ConnectionStore):
         low = delete_oldest(*old, order=[_O.first, _O.number], limit=limit)
         # Repeat the condition: the range may have been extended while this waited for its lock.
         return await self._count(low.where(_O.last < below))
+
+    async def cycle_partitions(self, consumer: str) -> Sequence[Partition]:
+        found = await self._run(
+            select(_Y.topic, _Y.partition)
+            .where(_Y.consumer == consumer)
+            .distinct()
+            .order_by(_Y.topic, _Y.partition)
+        )
+        return [Partition(row.topic, row.partition) for row in found]
+
+    async def cycle_ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
+        one = _cycles(consumer, partition).subquery("one")
+        before = func.max(one.c.last).over(order_by=one.c.first, rows=(None, -1))
+        begins = case((one.c.first <= before + 1, 0), else_=1).label("begins")
+        cut = select(one.c.first, one.c.last, begins).subquery("cut")
+        number = func.sum(cut.c.begins).over(order_by=cut.c.first, rows=(None, 0)).label("number")
+        part = select(cut.c.first, cut.c.last, number).subquery("part")
+        whole = select(func.min(part.c.first).label("first"), func.max(part.c.last).label("last"))
+        found = await self._run(whole.group_by(part.c.number).order_by("first"))
+        return [OutcomeRange(partition, row.first, row.last, CYCLE) for row in found]
+
+    async def cycle_totals(self, consumer: str, partition: Partition) -> Mapping[str, int]:
+        found = await self._run(
+            select(_Y.outcome, func.sum(_Y.total).label("total"))
+            .where(_in(consumer, partition, cycle_outcome))
+            .group_by(_Y.outcome)
+        )
+        return {row.outcome: int(row.total) for row in found}
+
+    async def short_cycles(
+        self, consumer: str, partition: Partition, limit: int
+    ) -> Sequence[CycleOutcomes]:
+        length = func.max(_Y.last) - func.min(_Y.first) + 1
+        short = _cycles(consumer, partition).having(func.sum(_Y.total) < length)
+        found = await self._run(short.order_by("first").limit(limit))
+        return [_cycle(row, {"": int(row.total)}) for row in found]
+
+    async def cycles_covering(self, consumer: str, at: Coordinates) -> Sequence[CycleOutcomes]:
+        mine = _cycles(consumer, at.place)
+        covers = (func.min(_Y.first) <= at.offset, func.max(_Y.last) >= at.offset)
+        found = (await self._run(mine.having(and_(*covers)).order_by("at"))).all()
+        cycles = []
+        for row in found:
+            here = (_in(consumer, at.place, cycle_outcome), _Y.scope == row.scope)
+            rows = await self._run(
+                select(_Y.outcome, _Y.total)
+                .where(*here, _Y.cycle == row.cycle, _Y.attempt == row.attempt)
+                .order_by(_Y.outcome)
+            )
+            cycles.append(_cycle(row, {one.outcome: one.total for one in rows}))
+        return cycles
+
+    async def delete_cycles(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        # 0 is no time: such a row was written without one.
+        old = (_Y.consumer == consumer, _Y.at > 0, is_older(_Y.at, ttl_seconds))
+        return await self._count(delete_oldest(*old, order=[_Y.number], limit=limit))
+
+
+def _cycles(consumer: str, partition: Partition) -> Select[Any]:
+    """Read each cycle of a partition; its outcomes have extents of their own."""
+    return (
+        select(
+            _Y.scope,
+            _Y.cycle,
+            _Y.attempt,
+            func.min(_Y.first).label("first"),
+            func.max(_Y.last).label("last"),
+            func.sum(_Y.total).label("total"),
+            func.max(_Y.at).label("at"),
+        )
+        .where(_in(consumer, partition, cycle_outcome))
+        .group_by(_Y.scope, _Y.cycle, _Y.attempt)
+    )
+
+
+def _cycle(row: Any, totals: Mapping[str, int]) -> CycleOutcomes:
+    return CycleOutcomes(row.cycle, row.attempt, row.first, row.last, totals, to_seconds(row.at))
 
 
 def _in(

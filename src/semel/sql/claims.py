@@ -64,6 +64,7 @@ from semel.message import Coordinates, digest_of, producer_id
 from semel.messaging.database import Sweep
 from semel.messaging.handle.claims import (
     CLOSED,
+    DELETED,
     TERMINAL,
     WITHOUT_EFFECT,
     ClaimAnswer,
@@ -95,7 +96,7 @@ from semel.sql.faults import (
 )
 from semel.sql.schema import learn_naming, no_tables
 from semel.sql.session import Beginning, HandlerSession
-from semel.sql.store import insert_new, is_over, naming_in, record_of, stored_name
+from semel.sql.store import insert_new, is_over, is_stored, naming_in, record_of, stored_name
 from semel.sql.tables import consumer_engine, processed_message
 from semel.sql.types import now_us, to_seconds, to_us
 
@@ -296,7 +297,7 @@ REOPEN: Final = _change(
     due_at=now_us(),
 )
 
-# A person's decision counts whoever runs the consumer; what runs must be safe from it
+# A person's decision counts in every engine; a pipeline is protected from it elsewhere
 # (`semel.operate.acts.acting`).
 DECIDE: Final = (
     insert(processed_message)
@@ -418,6 +419,23 @@ HANDLED_FROM: Final = select(_C.source).where(
     _C.state == ClaimState.COMPLETED.value,
     _C.marker.not_in(sorted(WITHOUT_EFFECT)),
     _C.source.in_(bindparam("sources", expanding=True)),
+)
+
+WITHOUT_MESSAGE: Final = (
+    select(_C.source)
+    .where(
+        _C.consumer_name == _BY,
+        _C.state.in_(
+            [
+                state.value
+                for state in sorted(ClaimState)
+                if state not in (ClaimState.COMPLETED, ClaimState.IN_PROGRESS)
+            ]
+        ),
+        _C.marker != DELETED,
+        ~is_stored(_BY, _C.message_id),
+    )
+    .limit(bindparam("at_most", type_=Integer))
 )
 
 LOCK_MS: Final = str(round(LOCK_SECONDS * 1000))
@@ -691,6 +709,11 @@ class SqlAlchemyProcessedMessageStore:
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         named = CONSUMERS.where(processed_message.c.message_id == stored_id(message_id))
         return list((await self._execute(named, f"message {message_id!r}", {})).scalars())
+
+    async def without_message(self, consumer: str, limit: int) -> Sequence[str]:
+        asked = {"by": consumer, "at_most": limit}
+        found = await self._execute(WITHOUT_MESSAGE, f"the claims of consumer {consumer}", asked)
+        return list(found.scalars())
 
     async def handled_from(
         self, consumer: str, places: Sequence[Coordinates]

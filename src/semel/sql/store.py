@@ -29,6 +29,7 @@ from sqlalchemy import (
     func,
     literal_column,
     null,
+    or_,
     select,
     tuple_,
     update,
@@ -414,8 +415,12 @@ def is_over(consumer: ColumnElement[str], message_id: ColumnElement[str]) -> Col
     # The format of `semel.messaging.send.outbox.parent_of`.
     parent = cast(func.length(consumer), Text) + _COLON + consumer + _SLASH + message_id
     sent = exists().where(outbox_message.c.parent == parent)
-    stored = (_in(one, consumer, message_id) for one in (waiting_message, dead_letter))
-    return and_(~sent, *(~one for one in stored))
+    return and_(~sent, ~is_stored(consumer, message_id))
+
+
+def is_stored(consumer: ColumnElement[str], message_id: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return the condition that a message waits, or is a dead letter."""
+    return or_(*(_in(one, consumer, message_id) for one in (waiting_message, dead_letter)))
 
 
 def _in(

@@ -10,16 +10,20 @@ import pytest
 from typer.testing import CliRunner
 
 from semel.cli.app import app
+from semel.lease import Owner
+from semel.ledgers import open_ledger
 from semel.message import Partition
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.settings import DAY_SECONDS
 from semel.operate.replay import Cursor
 from semel.operate.selection import Letters, to_json
 from semel.operate.stores import ReplayRun
+from semel.pipeline.txn import Scope
 from semel.policy.vocabulary import GapPolicy
 from tests.messaging.act_world import bury, park
 from tests.messaging.cli.test_cli_outbox import two_parked
 from tests.messaging.cli_shop import CONSUMER, MODULE, Shop
+from tests.messaging.engines import take_over
 from tests.messaging.replay_world import gapped
 from tests.snapshots import compare, normal
 from tests.stores.claims_world import CONSUMER as LEASED
@@ -172,6 +176,22 @@ def test_the_documents_about_what_is_missing_keep_their_keys(scene):
     take("claims list", "claims", "list", "--consumer", LEASED)
 
     compare("missing", scene.found)
+
+
+def test_the_documents_about_who_runs_a_consumer_keep_their_keys(scene, tmp_path):
+    url = f"sqlite:///{tmp_path / 'pipeline.ledger'}"
+    ledger = open_ledger(url)
+    scope = Scope(ledger.ledger_id, "payments", "main")
+    ledger.release(ledger.acquire(scope, Owner.here(), 60.0))
+    ledger.close()
+    scene.shop.fill(lambda world: take_over(world.database, scope=scope))
+    hand_over = ("consumer", "hand-over", "billing", "--ledger", url, *ACT)
+
+    scene.take("consumers", "consumers")
+    scene.take("consumer hand-over", *hand_over)
+    scene.take("consumer hand-over: of services", *hand_over)
+
+    compare("engines", scene.found)
 
 
 def test_the_documents_about_tables_keep_their_keys(scene, tmp_path, monkeypatch):

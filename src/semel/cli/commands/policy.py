@@ -22,6 +22,7 @@ from semel.policy.model import Policy, policy_schema
 from semel.policy.questions import PolicyAnswer
 from semel.policy.reader import PolicyInvalid, PolicyProblem
 from semel.policy.rules import Finding
+from semel.policy.vocabulary import Engine
 
 FileArgument: TypeAlias = Annotated[
     Path, typer.Argument(metavar="FILE", help="The policy, in YAML.")
@@ -90,14 +91,22 @@ KEY = Shape(
 
 
 @command("policy lint", answering, Linted)
-def lint(answer: Answer, *, file: FileArgument, consumer: ConsumerOption = None) -> None:
+def lint(
+    answer: Answer,
+    *,
+    file: FileArgument,
+    consumer: ConsumerOption = None,
+    engine: Annotated[
+        Engine, option("--engine", "What runs the consumers: services, or pipelines on Spark.")
+    ] = Engine.SERVICE,
+) -> None:
     """State each consumer's real guarantee, answer the twenty questions, refuse what cannot hold.
 
     Exit code 1: something is refused, or warned of.  2: the file is invalid.
 
     Example: semel policy lint policy.yaml --consumer search-indexer
     """
-    _reply(answer, file, lambda policy: lint_policy(policy, consumer), _lint_lines)
+    _reply(answer, file, lambda policy: lint_policy(policy, consumer, engine), _lint_lines)
 
 
 @command("policy show", answering, EffectivePolicies)
