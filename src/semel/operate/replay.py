@@ -7,6 +7,10 @@ The message's id stays, so a message that was handled is a duplicate and has no 
 effect.  The cursor is committed before a message is tried, and again in the transaction that
 ends it: a replay that is killed goes on with the message that it was trying.
 
+If a pipeline on Spark runs the consumer, nothing is handled here: dead letters and parked
+messages are made due, each in a transaction with its entry in the audit trail, and the pipeline
+handles them.  Records that only their topic has are refused.
+
 A person can stop a replay for a while, or abandon it; each is one transaction with its entry
 in the audit trail.
 """
@@ -313,6 +317,7 @@ class Replay:
         run = await self._begin_or_go_on()
         if run.state is ReplayState.FINISHED:
             return self._report(run.state)
+        await self._replayer.find_engine()
         source = MessageSource(from_json(run.selection), self.consumer, self.database, self._reader)
         try:
             return await self._through(source) or await self._end(ReplayState.FINISHED)

@@ -419,6 +419,13 @@ class Replayer:
         self.options = options
         self._handle = handle or (self._leased if consumer.mode is Mode.LEASED else None)
         self._owner = Owner.here().instance
+        self._pipeline = ""
+
+    async def find_engine(self) -> None:
+        """Look whether a pipeline runs the consumer: then messages are sent back to it."""
+        async with self.database.begin() as unit:
+            engine = await unit.members.engine(self.consumer.name)
+        self._pipeline = "" if engine is None else engine.pipeline
 
     async def _leased(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
         return await handle_leased(
@@ -469,6 +476,8 @@ class Replayer:
                 return self._refused(item, ERASED_REASON)
             case Unreadable():
                 return found
+        if self._pipeline:
+            return found
         deaths = await note_try(unit, name, message_id) - 1
         # One more than alone: other work may run beside a replay, and have caused a death.
         if deaths <= self.consumer.settings.poison_attempts:
@@ -490,6 +499,8 @@ class Replayer:
             InDoubt: it is unknown whether the commit happened; the cursor shows it later.
         """
         name, message_id = self.consumer.name, item.message_id
+        if self._pipeline:
+            return await self._send_back(item, found, write)
 
         async def write_result(unit: OperatorUnit, outcome: Outcome) -> None:
             if isinstance(outcome, Handled | Skipped | DeadLettered):
@@ -506,6 +517,33 @@ class Replayer:
             done = replayed(message_id, answer.outcome)
         except (NotPossible, NoSuchMessage) as error:
             done = self._refused(item, str(error))
+        async with self.database.begin() as unit:
+            await write(unit, done)
+        return done
+
+    async def _send_back(self, item: SelectedMessage, found: Found, write: WriteResult) -> Replayed:
+        """Make a message due, for the pipeline that runs the consumer; handle nothing here."""
+
+        async def write_nothing(unit: OperatorUnit, outcome: Outcome) -> None:
+            """The cursor says what became of the message."""
+
+        message = read_message(self.consumer, found)
+        if isinstance(message, str):
+            done = self._refused(item, "it cannot be read")
+        elif not isinstance(found, DeadLetter | WaitingMessage):
+            done = self._refused(item, f"only its topic has it, and {self._pipeline} reads on")
+        else:
+            way = self._way(found, message, write_nothing)
+            done = Replayed(item.message_id, ReplayResult.LEFT, f"{self._pipeline} handles it")
+            try:
+                async with acting(self.database) as unit:
+                    await way.send_back(unit)
+                    await write(unit, done)
+                    await way.audit(unit)
+            except (NotPossible, NoSuchMessage) as error:
+                done = self._refused(item, str(error))
+            else:
+                return done
         async with self.database.begin() as unit:
             await write(unit, done)
         return done

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import pytest
 from sqlalchemy import text
 
+from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.lease import Owner
+from semel.memory.broker import MemoryBroker
 from semel.memory.ledger import MemoryLedger
+from semel.message import Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.handle.claims import (
     Claimed,
@@ -22,10 +25,11 @@ from semel.messaging.handle.claims import (
 )
 from semel.messaging.records import Gap, Waits
 from semel.messaging.settings import ConsumerSettings
-from semel.operate import acts, deadletters, deletion, explain, parking, retention
+from semel.operate import acts, deadletters, deletion, explain, parking, replay, retention
 from semel.operate.acts import CycleUnsettled, acting, write_down
 from semel.operate.consumers import NotHandedOver, hand_over, overview
-from semel.operate.stores import Account, acting_from
+from semel.operate.selection import Ids, Offsets
+from semel.operate.stores import Account, ReplayState, acting_from
 from semel.pipeline.txn import Scope
 from tests.messaging.act_world import ANN, bury, claim_of, park, waiting_of
 from tests.messaging.engines import SCOPE, attempt, give_back, hand_made, take_over
@@ -35,7 +39,7 @@ BOB = {"actor": "bob", "reason": "I agree"}
 FIXED = b'{"n": 1}'
 
 
-@consumer("billing", policy=ConsumerSettings(versioned=True))
+@consumer("billing", policy=ConsumerSettings(versioned=True), id_from=FromHeader("message-id"))
 async def billing(message, session):
     raise AssertionError("no command handles a message")
 
@@ -223,6 +227,75 @@ def test_acts_of_a_pipelines_consumer_mark_rows_and_handle_nothing(database):
                 assert waits.due_at <= await unit.now()
 
     run(database, test)
+
+
+def test_a_replay_makes_messages_due_for_the_pipeline_and_handles_none(database):
+    async def test(world):
+        await park(world, "m1")
+        await bury(world, "m3")
+        await take_over(world.database)
+        selection = Ids(("m1", "m3", "m9"))
+        started = replay.Replay(billing, world.database, selection, actor="ann", name="again")
+
+        report = await started.run()
+
+        assert report.state is ReplayState.FINISHED
+        assert {result: n for result, n in report.counts.items() if n} == {
+            replay.ReplayResult.LEFT: 2,
+            replay.ReplayResult.MISSING: 1,
+        }
+        for message_id in ("m1", "m3"):
+            waits, claim = await waiting_of(world, message_id), await claim_of(world, message_id)
+            assert (waits.waits, waits.attempts) == (Waits.RETRY, 0)
+            assert claim.state is ClaimState.FAILED_RETRYABLE
+        async with world.database.begin() as unit:
+            done = [entry.act.act for entry in await unit.audit.read(0, 10)]
+        assert done == ["replay.begin", "park.release", "dlq.retry", "replay.end"]
+
+    run(database, test)
+
+
+def test_a_replay_refuses_records_that_only_their_topic_has(memory):
+    async def test(world):
+        broker = MemoryBroker({"payments": 1})
+        broker.put("payments", b'{"n": 1}', headers={"message-id": b"m1"}, partition=0)
+        await take_over(world.database)
+        started = replay.Replay(
+            billing,
+            world.database,
+            Offsets(Partition("payments", 0), 0, 1),
+            actor="ann",
+            reader=broker.reader(),
+        )
+
+        report = await started.run()
+
+        assert report.refusals == {"only its topic has it, and payments/main reads on": 1}
+
+    run(memory, test)
+
+
+@pytest.mark.postgres
+def test_a_replay_stops_at_a_cycle_that_is_not_settled_and_goes_on_after_it(postgres, quick):
+    async def test(world):
+        await bury(world, "m3")
+        await take_over(world.database)
+        selection = Ids(("m3",))
+        with hand_made(world.database) as books:
+            books.prepare(attempt(41))
+            with pytest.raises(CycleUnsettled):
+                await replay.Replay(
+                    billing, world.database, selection, actor="ann", name="again"
+                ).run()
+            assert await waiting_of(world, "m3") is None
+            books.prove(attempt(41))
+
+            again = replay.Replay(billing, world.database, None, actor="ann", name="again")
+            assert (await again.run()).state is ReplayState.FINISHED
+
+        assert (await waiting_of(world, "m3")).waits is Waits.RETRY
+
+    run(postgres, test)
 
 
 def test_retention_leaves_the_claim_of_a_letter_that_was_sent_back(database):
