@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from semel.memory.broker import MemoryBroker
 from semel.message import Partition
-from semel.messaging.outcome import HOLE, Mark, OutcomeRange, Told, is_delivery
+from semel.messaging.outcome import CYCLE, HOLE, Mark, OutcomeRange, Told, is_delivery
 from semel.messaging.records import Waits
 from semel.operate.completeness import (
     FOUND,
@@ -40,7 +40,7 @@ def counts(audit) -> dict[str, int]:
 
 
 def test_whatever_can_become_of_an_offset_has_a_standing():
-    assert set(STANDINGS) == {*Told, HOLE, *Mark, *OffsetFound}
+    assert set(STANDINGS) == {*Told, HOLE, CYCLE, *Mark, *OffsetFound}
     assert set(FOUND) == set(Waits)
 
 
