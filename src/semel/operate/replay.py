@@ -317,7 +317,6 @@ class Replay:
         run = await self._begin_or_go_on()
         if run.state is ReplayState.FINISHED:
             return self._report(run.state)
-        await self._replayer.find_engine()
         source = MessageSource(from_json(run.selection), self.consumer, self.database, self._reader)
         try:
             return await self._through(source) or await self._end(ReplayState.FINISHED)
@@ -406,6 +405,7 @@ class Replay:
     async def _begin_or_go_on(self) -> ReplayRun:
         self._failures = 0
         async with self.database.begin() as unit:
+            await self._replayer.find_engine(unit)
             run = await unit.replays.get(self.name)
             if run is None:
                 return await self._begin(unit)

@@ -421,10 +421,9 @@ class Replayer:
         self._owner = Owner.here().instance
         self._pipeline = ""
 
-    async def find_engine(self) -> None:
+    async def find_engine(self, unit: OperatorUnit) -> None:
         """Look whether a pipeline runs the consumer: then messages are sent back to it."""
-        async with self.database.begin() as unit:
-            engine = await unit.members.engine(self.consumer.name)
+        engine = await unit.members.engine(self.consumer.name)
         self._pipeline = "" if engine is None else engine.pipeline
 
     async def _leased(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
