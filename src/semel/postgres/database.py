@@ -40,9 +40,9 @@ _FENCE_SECONDS: Final = 30.0
 _END_MILLIS: Final = 500
 
 _HOLDERS: Final = """
-SELECT DISTINCT l.pid, a.application_name
+SELECT DISTINCT l.pid, a.application_name, a.usename = session_user
   FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
- WHERE a.usename = session_user AND l.pid <> pg_backend_pid()
+ WHERE l.pid <> pg_backend_pid()
    AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
    AND (l.classid::bigint << 32 | l.objid::bigint) = ANY (%s)
@@ -240,7 +240,7 @@ class SinkDatabase:
             *books.questions(txn),
         ]
         deadline = time.monotonic() + self.lock_seconds
-        is_ours = True
+        is_foreign = False
         while True:
             _, _, epochs, locked, *answers = run(connection, statements)
             mine = self.epoch(txn.scope)
@@ -250,10 +250,10 @@ class SinkDatabase:
                 raise Fenced(self._fenced(txn.scope, mine, newest))
             # A lock that another role has taken keeps no session of this one out; the key of
             # the proof decides between two attempts, with or without the lock.
-            if all(locked[0]) or not is_ours:
+            if all(locked[0]) or is_foreign:
                 return books.known(txn, answers)
             connection.execute("ROLLBACK")
-            is_ours = self._evict(connection, txn.scope, keys)
+            is_foreign = self._evict(connection, txn.scope, keys)
             if time.monotonic() > deadline:
                 raise Retryable(f"sink {self.sink}: {txn} is held by another session")
             time.sleep(_POLL_SECONDS)
@@ -282,16 +282,21 @@ class SinkDatabase:
         return lock_key("attempt", txn.scope.slug, sink, txn.label)
 
     def _evict(self, connection: Connection, scope: Scope, keys: Sequence[int]) -> bool:
-        """End the sessions that hold *keys*; return whether this role has any."""
+        """End our sessions that hold *keys*; return whether only other roles hold them.
+
+        If no session holds them any more, another process of ours may take them again.
+        """
         ours = {held.info.backend_pid: txn for txn, held in self._held.items() if not held.closed}
         holders = connection.execute(_HOLDERS, [list(keys)]).fetchall()
-        for pid, name in holders:
+        for pid, name, is_ours in holders:
+            if not is_ours:
+                continue
             theirs = epoch_of(name, scope)
             if pid in ours:
                 self.release(ours[pid])
             elif theirs is not None and theirs <= self.epoch(scope):
                 connection.execute("SELECT pg_terminate_backend(%s)", [pid])
-        return bool(holders)
+        return bool(holders) and not any(is_ours for _, _, is_ours in holders)
 
     # Held transactions
 

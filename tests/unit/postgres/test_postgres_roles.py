@@ -17,6 +17,7 @@ from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId, Scope
 from semel.postgres.books import lock_key
 from semel.postgres.connect import pool
+from semel.postgres.database import SinkDatabase
 from semel.postgres.ledger import PostgresLedger
 from semel.postgres.sink import PostgresSink
 from semel.postgres.statements import create_rejects
@@ -124,6 +125,37 @@ def test_sessions_that_imitate_ours_block_neither_a_fence_nor_a_commit(url, data
     assert time.monotonic() - began < 10
     assert len(rows_of(database)) == 1
     assert left_behind(database) == []
+
+
+def test_a_lock_that_another_process_gives_back_and_takes_again_is_waited_for(
+    url, database, monkeypatch
+):
+    first, second = (PostgresSink(url, "entries", mode="prepared") for _ in "ab")
+    first.fence(SCOPE, 1)
+    of = txn()
+    token = prepared(first, of, [row(1)])
+    pool().close_all()
+    key, looked, evict = (
+        lock_key("attempt", SCOPE.slug, "postgres", of.label),
+        [],
+        SinkDatabase._evict,
+    )
+
+    with psycopg.connect(url, autocommit=True) as committing:
+        committing.execute("SELECT pg_advisory_lock(%s)", [key])
+
+        def between(*arguments):
+            looked.append(committing.execute("SELECT pg_advisory_unlock(%s)", [key]))
+            found = evict(*arguments)
+            if len(looked) < 3:
+                committing.execute("SELECT pg_advisory_lock(%s)", [key])
+            return found
+
+        monkeypatch.setattr(SinkDatabase, "_evict", between)
+        assert isinstance(second.commit(of, token), SinkOK)
+
+    assert len(looked) == 3
+    assert len(rows_of(database)) == 1
 
 
 def test_sessions_that_imitate_a_ledgers_keep_nobody_from_making_or_taking_it(url, database, roles):
