@@ -81,7 +81,8 @@ class Shop:
     async def _create(self) -> None:
         database = SqlDatabase(self.url)
         async with database.engine.begin() as connection:
-            await connection.execute(text("DROP SCHEMA IF EXISTS semel CASCADE"))
+            if connection.dialect.name == "postgresql":
+                await connection.execute(text("DROP SCHEMA IF EXISTS semel CASCADE"))
             await connection.execute(text("DROP TABLE IF EXISTS charge"))
             await connection.execute(text("CREATE TABLE charge (id text)"))
         await database.create_tables()
