@@ -510,3 +510,18 @@ def test_the_columns_of_a_schema_are_read_without_spark():
     }
     with pytest.raises(Misuse, match="cannot be read"):
         columns_of("id")
+
+
+def test_a_pipeline_takes_the_database_url_of_a_service():
+    pipeline = MessagePipeline(
+        "billing",
+        database="postgresql+asyncpg://db/shop?schema=billing",
+        handler=rows_of,
+        sinks=[],
+    )
+
+    assert pipeline.given_ledger == "postgresql://db/shop"
+    assert (
+        repr(pipeline.sinks[-1])
+        == "MessagesSink('postgresql://db/shop', 'billing', name='messages')"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from semel.messaging.failure import (
 from semel.messaging.outcome import Outcome, told
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER, value_of_payload
 from semel.messaging.settings import ConsumerSettings, id_place_of, settings_of
+from semel.messaging.tables import split_schema
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
 from semel.pipeline.txn import SinkTxnId
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 LONGEST_PAUSE_SECONDS: Final = 60.0
+
+# A service names its driver in the URL; here it is always psycopg.
+_DRIVER: Final = re.compile(r"^postgres(?:ql)?\+\w+://")
 
 
 class OutageMet(Retryable):
@@ -133,10 +138,11 @@ class MessagePipeline(ExactlyOnce):
                 f"consumer {consumer}: its policy takes the id from the {place}, the code from the "
                 f"{reading.id_from}"
             )
+        url, schema = split_schema(_DRIVER.sub("postgresql://", database))
         if messages is None:
             from semel.sinks import MessagesSink
 
-            messages = MessagesSink(database, consumer)
+            messages = MessagesSink(url, consumer, schema=schema)
         if handler is not None and (columns or failure is not None):
             raise Misuse(f"consumer {consumer}: columns= and failure= take the place of a handler")
         without = [sink.name for sink in sinks if handler is None and sink.rows is None]
@@ -145,7 +151,7 @@ class MessagePipeline(ExactlyOnce):
                 f"consumer {consumer}: without a handler, sink {without[0]!r} needs rows=: a "
                 f"struct of the message's columns"
             )
-        super().__init__(consumer, ledger or database, [*sinks, messages], **options)
+        super().__init__(consumer, ledger or url, [*sinks, messages], **options)
         self._messages: Any = messages
         self._user_sinks = tuple(sinks)
         self._ddl = {sink.name: getattr(sink, "schema", None) for sink in sinks}
