@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from typer.testing import CliRunner
 
+from semel.cli.app import app
 from semel.lease import Owner
 from semel.ledgers import open_ledger
 from semel.messaging.changes import Op
@@ -133,5 +135,31 @@ def test_a_consumer_goes_to_a_pipeline_and_back_with_its_claims(url, database, t
     assert (done.consumer, done.pipeline) == (CONSUMER, "search-indexer/main")
     assert isinstance(claimed(url, "of the pipeline"), Duplicate)
     assert isinstance(claimed(url, "of the service"), Duplicate)
+    assert rows_of(database, "SELECT * FROM consumer_engine") == []
+    ledger.close()
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+asyncpg"])
+def test_the_command_finds_the_ledger_in_the_database_itself(url, database, driver):
+    ledger = open_ledger(url)
+    scope = Scope(ledger.ledger_id, "search-indexer", "main")
+    lease = ledger.acquire(scope, Owner.here(), 60.0)
+    sink = MessagesSink(url, CONSUMER)
+    sink.check(None)
+    sink.fence(scope, lease.epoch)
+    sink.close()
+    named = ("--database", url.replace("postgresql", driver, 1), "--reason", "it is time", "--yes")
+    command = ("consumer", "hand-over", CONSUMER, *named)
+
+    try:
+        refused = CliRunner().invoke(app, command)
+    finally:
+        ledger.release(lease)
+    done = CliRunner().invoke(app, command)
+
+    assert refused.exit_code == 4, refused.output
+    assert "it runs, process" in refused.output
+    assert done.exit_code == 0, done.output
+    assert "services may claim for it again" in done.output
     assert rows_of(database, "SELECT * FROM consumer_engine") == []
     ledger.close()
