@@ -15,6 +15,7 @@ from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, bold, cell_of, name_of, some_of
 from semel.cli.target import open_existing
 from semel.messaging.records import InboxMessage
+from semel.messaging.tables import split_schema
 from semel.operate.consumers import (
     ConsumerOverview,
     HandedOver,
@@ -101,15 +102,18 @@ def give_to_services(
 
     Example: semel consumer hand-over billing --reason "the service takes over again"
     """
-    url = (
-        ledger
-        or os.environ.get(LEDGER_VARIABLE)
-        or actor.url.replace("+asyncpg", "", 1).replace("+aiosqlite", "", 1)
-    )
+    url = ledger or os.environ.get(LEDGER_VARIABLE) or _without_driver(actor.url)
     books = open_existing(actor.answer, url, "; name the pipeline's own with --ledger")
     actor.confirm(f"Hand consumer {consumer} over to services?")
     done = actor.ask(hand_over, consumer, books, **actor.given)
     actor.reply(done, _handed_over, **actor.given)
+
+
+def _without_driver(database: str) -> str:
+    """Return the URL of the ledger that is in the same database."""
+    url, _ = split_schema(database)
+    scheme, rest = url.split(":", 1)
+    return f"{scheme.partition('+')[0]}:{rest}"
 
 
 def _handed_over(done: HandedOver) -> Iterator[Line | Rows]:

@@ -139,8 +139,8 @@ def test_a_consumer_goes_to_a_pipeline_and_back_with_its_claims(url, database, t
     ledger.close()
 
 
-@pytest.mark.parametrize("driver", ["postgresql", "postgresql+asyncpg"])
-def test_the_command_finds_the_ledger_in_the_database_itself(url, database, driver):
+@pytest.mark.parametrize("more", ["", "schema=semel"])
+def test_the_command_finds_the_ledger_in_the_database_itself(url, database, more):
     ledger = open_ledger(url)
     scope = Scope(ledger.ledger_id, "search-indexer", "main")
     lease = ledger.acquire(scope, Owner.here(), 60.0)
@@ -148,7 +148,9 @@ def test_the_command_finds_the_ledger_in_the_database_itself(url, database, driv
     sink.check(None)
     sink.fence(scope, lease.epoch)
     sink.close()
-    named = ("--database", url.replace("postgresql", driver, 1), "--reason", "it is time", "--yes")
+    given = url.replace("postgresql", "postgresql+asyncpg", 1)
+    given += f"{'&' if '?' in url else '?'}{more}" if more else ""
+    named = ("--database", given, "--reason", "it is time", "--yes")
     command = ("consumer", "hand-over", CONSUMER, *named)
 
     try:
