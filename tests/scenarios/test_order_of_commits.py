@@ -187,7 +187,10 @@ def test_a_rebalance_between_effect_and_commit_makes_a_duplicate_that_is_skipped
         assert await service.effects() == ["m1", "m2"]
         assert service.calls == ["m1", "m2"]
         both = {"success", "duplicate_skipped"}
-        assert await service.outcomes() == {0: both, 1: both}
+        outcomes = await service.outcomes()
+        assert outcomes[0] == both
+        # The second may have been under way when the first was settled, and the process died.
+        assert outcomes[1] in (both, {"duplicate_skipped"})
         assert service.broker.lag(GROUP, "cases") == 0
 
     serve(scenario)
