@@ -24,7 +24,7 @@ from semel.testing.explore import (
 from semel.testing.faults import Fault
 from semel.testing.world import Invariant, Violation, World
 
-ELSEWHERE = ("files", "kafka", "postgres", "s3", "table")
+ELSEWHERE = ("files", "held", "kafka", "postgres", "s3", "table")
 """Crash points that begin so are inside these sinks, and are reached in their own tests."""
 
 
@@ -94,7 +94,9 @@ FAMILIES = {
     "a crash at every window, with a ledger that forgets": lambda: explore_crashes(
         forgetful, depth=1
     ),
-    "every failure of every call, with a crash": lambda: explore_faults(small, crashes=1),
+    "every fourth failure of a call, with a crash": lambda: explore_faults(
+        small, crashes=1, every=4
+    ),
     "a stopped owner that wakes, taken over by force": lambda: explore_woken(
         three_batches, Takeover.FORCE
     ),
@@ -121,6 +123,12 @@ def test_no_history_loses_doubles_or_leaves_anything(family, censuses, record_pr
     seconds = time.process_time() - began
     record_property("histories", censuses[family].histories)
     print(f"{family}: {censuses[family].histories} histories in {seconds:.1f} s")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+def test_no_failure_of_any_call_with_a_crash_loses_doubles_or_leaves_anything():
+    assert explore_faults(small, crashes=1).histories > 10_000
 
 
 def test_every_crash_point_of_the_heart_is_in_some_history(censuses):
