@@ -435,7 +435,11 @@ ORDERS: Final[Mapping[words.Ordering, Order]] = {
 
 
 def settings_of(
-    policy: Policy, consumer: str, topics: Sequence[str] | None = None
+    policy: Policy,
+    consumer: str,
+    topics: Sequence[str] | None = None,
+    *,
+    engine: words.Engine = words.Engine.SERVICE,
 ) -> tuple[ConsumerSettings, RunnerSettings]:
     """Turn a policy into the settings of the consumer and of its runner.
 
@@ -448,7 +452,7 @@ def settings_of(
     """
     read: Sequence[str | None] = policy.topics_of(consumer) if topics is None else topics
     holding = [policy.effective(consumer, topic) for topic in read or (None,)]
-    _refuse(policy, consumer, holding)
+    _refuse(policy, consumer, holding, engine)
     strictest = max(holding, key=lambda e: [*words.Ordering].index(e.ordering))
     settings, runner = _consumer_settings(strictest), _runner_settings(strictest)
     runner.check_batch(settings.batch)
@@ -517,11 +521,13 @@ def _runner_settings(e: Effective) -> RunnerSettings:
     return RunnerSettings(mode=own.mode, concurrency=own.concurrency)
 
 
-def _refuse(policy: Policy, consumer: str, holding: Sequence[Effective]) -> None:
+def _refuse(
+    policy: Policy, consumer: str, holding: Sequence[Effective], engine: words.Engine
+) -> None:
     from semel.policy.lint import review
 
     for e in holding:
-        for finding in review(policy, consumer, e.topic_name).findings:
+        for finding in review(policy, consumer, e.topic_name, engine).findings:
             if finding.severity is words.Severity.REFUSED:
                 raise Misuse(f"{_in_policy(policy, finding)}: {finding.sentence}; {finding.fix}")
 

@@ -223,6 +223,8 @@ _PERMANENT_CLASSES: Final = ("22", "38", "P0")
 def _translated(error: PySparkException) -> SemelError:
     """Translate a failure of the plan itself, after Spark's own retries of the task."""
     state = error.getSqlState() or ""
+    if f"{Retryable.__module__}.{Retryable.__name__}:" in str(error):
+        return StagingFailed(_last_line(str(error)))
     if not state.startswith(_PERMANENT_CLASSES):
         return StagingFailed(_last_line(str(error)))
     if not state.startswith("22"):

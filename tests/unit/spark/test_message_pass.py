@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from semel import MessagePipeline, NonRetryableMessageError, RetryableMessageError, Send
 from semel.codec import FromPayload, Reading
-from semel.errors import Misuse, Permanent
+from semel.errors import Misuse, Permanent, Retryable
 from semel.memory.sink import MemorySink
-from semel.message import Coordinates, Record, digest_of
+from semel.message import Coordinates, Message, Record, digest_of
 from semel.messaging.changes import MessageChange, Op, SeenClaim, SeenWaiting
-from semel.messaging.failure import CLASSIFICATION
+from semel.messaging.failure import CLASSIFICATION, Classified, FailureClass
 from semel.messaging.handle.claims import ClaimState
-from semel.messaging.outcome import told
+from semel.messaging.outcome import RetryStored, told
 from semel.messaging.records import Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.pipeline.sink import Receipt
 from semel.pipeline.txn import CycleId, Scope
-from semel.policy.vocabulary import GapPolicy, GiveUp, RetryMode
-from semel.spark.messages.frames import COUNTS, RowCheck, columns_of
+from semel.policy.vocabulary import Duplicates, GapPolicy, GiveUp, RetryMode
+from semel.spark.messages.frames import COUNTS, PassCounts, RowCheck, columns_of
 from semel.spark.messages.handling import (
     Arrival,
     BeingHandled,
@@ -64,8 +65,7 @@ class Known:
         self.noted += message_ids
 
     def clear(self, message_ids: Sequence[str]) -> None:
-        for one in message_ids:
-            self.noted.remove(one)
+        self.noted = [one for one in self.noted if one not in message_ids]
 
 
 def value(message_id: str, key: str = "k", **more: object) -> bytes:
@@ -271,11 +271,9 @@ def test_rows_of_a_handler_that_fails_half_way_are_dropped():
     assert world.rows == []
 
 
-def test_a_row_for_no_sink_is_a_failure_that_names_the_sinks():
-    world = World(lambda message: [("tables", {})]).run(new(0, value("a")))
-
-    (attempt,) = world.of(Op.ATTEMPT)
-    assert "'tables'; there are sinks: 'rows'" in json.loads(attempt.detail or "")["reason"]
+def test_a_row_for_no_sink_stops_the_pipeline_and_names_the_sinks():
+    with pytest.raises(Misuse, match=r"'tables'; there are sinks: 'rows'"):
+        World(lambda message: [("tables", {})]).run(new(0, value("a")))
 
 
 def test_outgoing_messages_have_the_same_ids_in_every_attempt():
@@ -383,11 +381,95 @@ def test_messages_are_noted_while_they_are_tried_after_the_process_died():
     assert known.noted == []
 
 
+def test_an_exception_is_no_death():
+    known = Known({"h": SeenClaim(ClaimState.IN_PROGRESS, 1, "", False)}, suspects={"a": 1, "z": 1})
+    world = World(rows_of, known=known, is_careful=True)
+
+    with pytest.raises(BeingHandled):
+        world.run(new(0, value("a")), new(1, value("h", "l"), "l"))
+
+    assert known.noted == []
+
+
 def test_a_message_that_killed_the_process_too_often_is_parked_untried():
     world = World(rows_of, known=Known(suspects={"a": 3}), is_careful=True).run(new(0, value("a")))
 
     assert (world.rows, world.outcomes) == ([], {"a": "parked"})
     assert world.of(Op.CLAIM)[0].error_code == "CRASHED"
+
+
+def test_a_handler_that_cancels_what_it_waits_for_has_failed():
+    import asyncio
+
+    async def handle(message):
+        if message.id == "a":
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            task.cancel()
+            await task
+
+    world = World(handle).run(new(0, value("a")), new(1, value("b")))
+
+    assert world.outcomes == {"a": "retryable_failure", "b": "retryable_failure"}
+
+
+def test_what_was_fetched_for_a_message_that_fails_is_dropped_and_ids_differ():
+    def fetch(message, gap):
+        yield "rows", {"id": "fetched"}
+        yield Send("indexed", {"version": gap.expected})
+
+    def handle(message):
+        yield Send("indexed", {"version": message.version})
+        if message.attempt == 1:
+            raise RetryableMessageError("no")
+
+    def world():
+        known = Known(versions={"k": 1})
+        made = World(handle, reading=VERSIONED, versioned=True, gaps=GapPolicy.FETCH, known=known)
+        made._pass._of = replace(made._pass._of, fetch_missing=fetch)
+        return made
+
+    failed = world().run(new(0, value("three", v=3)))
+    done = world().run(back(1, value("three", v=3)))
+
+    assert (failed.rows, failed.of(Op.SEND)) == ([], [])
+    assert done.rows == [{"id": "fetched"}]
+    assert len({change.message_id for change in done.of(Op.SEND)}) == 2
+
+
+def test_a_version_that_others_wait_for_does_not_wait_behind_them():
+    world = World(
+        failing_once("two"),
+        reading=VERSIONED,
+        versioned=True,
+        gaps=GapPolicy.PARK_KEY,
+        held={"k": 7},
+        known=Known(versions={"k": 1}),
+    ).run(new(0, value("two", v=2)))
+
+    (wait,) = world.of(Op.WAIT)
+    assert (wait.state, wait.place) == ("", None)
+    assert json.loads(wait.detail or "")["held"] == 0
+
+
+def test_only_handled_messages_are_sent_again():
+    def handle(message):
+        yield Send("mails", {})
+
+    def sent(claim):
+        known = Known({"a": claim})
+        world = World(handle, known=known, duplicates=Duplicates.INVOKE).run(new(0, value("a")))
+        return len(world.of(Op.SEND))
+
+    assert sent(SeenClaim(ClaimState.COMPLETED, 1, "", False)) == 1
+    assert sent(SeenClaim(ClaimState.FAILED_RETRYABLE, 1, "", True, waits=True)) == 0
+
+
+def test_a_key_that_spark_reads_otherwise_needs_a_single_task():
+    arrival = Arrival(Record(Coordinates("t", 0, 0), value("a", True)), "true")
+
+    with pytest.raises(Retryable, match="two ways"):
+        World(rows_of).run(arrival)
+    assert World(rows_of, is_careful=True).run(arrival).rows == [{"id": "a"}]
 
 
 def test_every_offset_is_counted_by_its_outcome():
@@ -451,25 +533,34 @@ class Staged(MessagePipeline):
 
 
 def test_a_batch_stands_still_while_a_dependency_is_down():
-    pipeline = Staged((100, 80), (100, 60), (100, 3))
+    pipeline = Staged((100, 80), (100, 60), (100, 3), (100, 0))
 
+    for _ in range(2):
+        with pytest.raises(OutageMet, match="of 100 messages failed"):
+            pipeline._stage(None, TXN)
     pipeline._stage(None, TXN)
 
-    assert pipeline._passes == []
+    assert pipeline._clock.monotonic() > 1.5
     assert pipeline._counts.outages == 3
 
 
-def test_few_failures_are_no_outage():
-    pipeline = Staged((100, 19), (100, 0))
+def test_few_failures_are_no_outage_until_batches_of_few_messages_add_up():
+    pipeline = Staged(*[(4, 4)] * 6, (4, 0))
 
-    pipeline._stage(None, TXN)
+    for _ in range(4):
+        pipeline._stage(None, TXN)
+    with pytest.raises(OutageMet):
+        pipeline._stage(None, TXN)
 
-    assert pipeline._passes == [(100, 0)]
 
+def test_what_waits_behind_an_outage_counts_as_part_of_it():
+    counts = PassCounts()
+    failure = Classified(FailureClass.DEPENDENCY_OUTAGE, "DEPENDENCY_UNAVAILABLE", "down", "")
+    message = Message("a", {}, key="k")
+    counts.note("c", new(0, b"{}"), message, RetryStored(failure, 1))
+    counts.note("c", new(1, b"{}"), message, RetryStored())
 
-def test_a_query_that_is_stopped_in_an_outage_gives_the_batch_up():
-    with pytest.raises(OutageMet, match="80 of 100 messages"):
-        Staged((100, 80))._stage(None, TXN)
+    assert (counts.tried, counts.outages) == (2, 2)
 
 
 def test_a_policy_that_keeps_results_is_refused():

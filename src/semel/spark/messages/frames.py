@@ -23,16 +23,16 @@ from semel.codec import (
     Reading,
     Unreadable,
 )
-from semel.errors import Misuse, Permanent
+from semel.errors import Misuse, Permanent, Retryable, reason_of
 from semel.events import EVENTS, Measurement
-from semel.message import Coordinates, Message, Record, headers_from, pairs_of, raw_of
+from semel.message import Coordinates, Message, Record, headers_from, pairs_of
 from semel.messaging.changes import (
     ComeBack,
     MessagesReader,
     SeenWaiting,
 )
 from semel.messaging.failure import OUTAGES, UNKNOWN_CODE
-from semel.messaging.outcome import Handled, Outcome, tell, tell_received
+from semel.messaging.outcome import Handled, Outcome, RetryStored, tell, tell_received
 from semel.messaging.records import Waits
 from semel.pipeline.sink import Receipt, Stager, TwoPhaseSink
 from semel.spark.messages.handling import (
@@ -40,6 +40,7 @@ from semel.spark.messages.handling import (
     MessagePass,
     PassSettings,
     Results,
+    route_of,
     stored_record,
 )
 from semel.spark.staging import SinkRows, Tee, rows_column, rows_of
@@ -65,12 +66,20 @@ _ROW_NAMES: Final = tuple(one.split()[0] for one in _ROW.split(", "))
 _MOST_OF_A_ROUTE: Final = 50_000
 
 
-def kafka_columns(df: DataFrame) -> DataFrame:
+def kafka_columns(df: DataFrame, reading: Reading) -> DataFrame:
     """Return the columns of *df* that a batch of messages needs.
 
     Raises:
         Misuse: one of them is missing, or the source does not read headers.
     """
+    places = (reading.id_from, reading.key_from, reading.version_from)
+    if "headers" not in df.columns and any(isinstance(one, FromHeader) for one in places):
+        raise Misuse(
+            "the stream has no headers, and this consumer reads one: add "
+            ".option('includeHeaders', 'true') to the Kafka source"
+        )
+    if "key" not in df.columns and any(isinstance(one, FromKey) for one in places):
+        raise Misuse("the stream has no column 'key', and this consumer reads it: give key_from=")
     missing = [name for name in ("topic", "partition", "offset", "value") if name not in df.columns]
     if missing:
         raise Misuse(
@@ -134,6 +143,9 @@ def with_rows(
     def column(given: Any) -> Any:
         return f.expr(given) if isinstance(given, str) else given
 
+    taken = [n for n in columns if n.lower() in _ROW_NAMES or n.startswith("semel_")]
+    if taken:
+        raise Misuse(f"columns= may not replace {taken[0]!r}: choose another name")
     wide = rows
     for name, given in columns.items():
         wide = wide.withColumn(name, column(given))
@@ -149,10 +161,11 @@ def in_order(rows: DataFrame, tasks: int) -> DataFrame:
     """Bring the rows of a key into one task, waiting ones first, then as they came."""
     from pyspark.sql import functions as f
 
-    shared = rows.repartition(1) if tasks == 1 else rows.repartition(tasks, "route")
-    return shared.sortWithinPartitions(
-        "route", f.col("place").asc_nulls_last(), "topic", "partition", "offset"
-    )
+    order: list[Column | str | int] = [f.col("place").asc_nulls_last()]
+    order += ["topic", "partition", "offset"]
+    if tasks == 1:
+        return rows.repartition(1).sortWithinPartitions(order)
+    return rows.repartition(tasks, "route").sortWithinPartitions(["route", *order])
 
 
 def _route(reading: Reading) -> Column | None:
@@ -172,10 +185,10 @@ def _column_of(place: Place, reading: Reading) -> Column | None:
 
     match place:
         case FromKey():
-            return f.col("key").cast("string")
+            return _text(f.col("key"))
         case FromHeader(name):
             same = f.filter("headers", lambda one: one["key"] == name)
-            return f.get(same, f.size(same) - 1)["value"].cast("string")
+            return _text(f.get(same, f.size(same) - 1)["value"])
         case FromCoordinates():
             return f.concat_ws("/", "topic", "partition", "offset")
         case FromPayload(path) if isinstance(reading.codec, JsonCodec):
@@ -183,6 +196,13 @@ def _column_of(place: Place, reading: Reading) -> Column | None:
             return f.get_json_object(f.col("value").cast("string"), f"${steps}")
         case _:
             return None
+
+
+def _text(column: Column) -> Column:
+    """Return bytes as text, or in hexadecimal digits where they are none, as `route_of` does."""
+    from pyspark.sql import functions as f
+
+    return f.coalesce(f.try_validate_utf8(column.cast("string")), f.hex(column))
 
 
 class _Routes:
@@ -195,21 +215,22 @@ class _Routes:
         import pyarrow as pa
 
         for batch in batches:
-            read = [self._reading.read(arrival.record) for arrival in _arrivals(batch)]
+            try:
+                read = [self._reading.read(arrival.record) for arrival in _arrivals(batch)]
+            except Retryable as error:
+                # By the name of this class the driver knows that it may pass.
+                raise Retryable(reason_of(error)) from None
             routes = [
-                one.key or one.id if isinstance(one, Message) else str(one.record.at)
-                for one in read
+                route_of(one) if isinstance(one, Message) else str(one.record.at) for one in read
             ]
-            plain = [raw_of(route).decode("utf-8", "replace") for route in routes]
-            yield batch.set_column(0, "route", pa.array(plain, pa.string()))
+            yield batch.set_column(0, "route", pa.array(routes, pa.string()))
 
 
 def _waiting_row(one: SeenWaiting) -> tuple[Any, ...]:
     record = stored_record(one)
-    route = record.message.key or record.message.id
     told = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "payload"}
     return (
-        raw_of(route).decode("utf-8", "replace"),
+        route_of(record.message),
         one.place,
         one.topic,
         one.partition,
@@ -248,14 +269,21 @@ class PassCounts:
     tried: int = 0
     outages: int = 0
     metrics: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _down: set[str | None] = field(default_factory=set)
 
     def note(
         self, group: str, arrival: Arrival, one: Message | Unreadable, outcome: Outcome
     ) -> None:
         """Count one outcome."""
         failure = getattr(outcome, "failure", None)
-        self.tried += isinstance(outcome, Handled) or failure is not None
-        self.outages += failure is not None and failure.failure_class in OUTAGES
+        key = getattr(one, "key", None)
+        is_outage = failure is not None and failure.failure_class in OUTAGES
+        if is_outage:
+            self._down.add(key)
+        # What waits behind an outage would have met it.
+        is_behind = failure is None and isinstance(outcome, RetryStored) and key in self._down
+        self.tried += isinstance(outcome, Handled) or failure is not None or is_behind
+        self.outages += is_outage or is_behind
         if arrival.waiting is None:
             tell_received(one, group)
         tell(one, outcome, group)

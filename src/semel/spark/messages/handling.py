@@ -21,6 +21,7 @@ from collections.abc import (
     AsyncIterable,
     Awaitable,
     Callable,
+    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -69,6 +70,7 @@ from semel.messaging.failure import (
     SequenceGap,
     verdict,
 )
+from semel.messaging.handle.cancel import called
 from semel.messaging.handle.claims import OLD_VERSION, ClaimState
 from semel.messaging.outcome import (
     Conflicted,
@@ -200,8 +202,8 @@ class _KeyVersion:
 class MessagePass:
     """Handles the rows of one task; keeps what it knows of keys and ids between Arrow batches.
 
-    *held* are the keys whose new messages wait.  A careful pass notes every message before it
-    tries it: the process died in the attempt before.
+    *held* are the keys whose new messages wait.  A careful pass notes what it tries: the
+    process died in an attempt before.  It is the only task of its attempt.
     """
 
     def __init__(
@@ -230,6 +232,9 @@ class MessagePass:
         self._is_async = _is_async(settings.handler)
         self._made = Results()
         self._arrivals: dict[str, tuple[int, Arrival]] = {}
+        self._noted = 0
+        self._ended_early: set[str] = set()
+        """Keys, as they are stored, of which a waiting message failed in this pass."""
 
     # The flow
 
@@ -243,17 +248,26 @@ class MessagePass:
         known = self._claims(arrivals, read)
         if self._of.settings.versioned:
             self._read_versions(read)
-        lanes: dict[str, list[tuple[Arrival, Message | Unreadable, SeenClaim | None]]] = {}
+        lanes: dict[str, _Lane] = {}
         for arrival, one in zip(arrivals, read, strict=True):
             claim = known.get(one.id) if arrival.waiting is None else None
-            lanes.setdefault(arrival.route, []).append((arrival, one, claim))
-        for some in self._carefully([*lanes.values()]):
-            steps = [self._lane(rows) for rows in some]
-            if self._is_async:
-                asyncio.run(self._at_once(steps))
-            else:
-                for step in steps:
-                    _drive(step)
+            lanes.setdefault(self._route(arrival, one), []).append((arrival, one, claim))
+        if not self._is_careful:
+            # One id under two keys is found by the claim's key, and then by a careful pass.
+            self._seen.clear()
+        self._noted = 0
+        for some, ids in self._groups([*lanes.values()]):
+            if ids:
+                self._reader.note(ids)
+            try:
+                self._drive([self._lane(rows) for rows in some])
+            finally:
+                # An exception is no death: only a process that died leaves its notes.
+                if ids:
+                    self._reader.clear(ids)
+        new = sum(arrival.waiting is None for arrival in arrivals)
+        if self._noted != new:
+            raise Retryable(f"{new - self._noted} of {new} messages have got no outcome")
         return made
 
     def finish(self) -> list[MessageChange]:
@@ -292,22 +306,44 @@ class MessagePass:
         for key in missing:
             self._versions[key] = _KeyVersion(found.get(key), found.get(key))
 
-    def _carefully(self, lanes: list[_Lane]) -> Iterator[list[_Lane]]:
-        """Yield the lanes: all at once, or noted in groups, and suspects one by one."""
+    def _route(self, arrival: Arrival, one: Message | Unreadable) -> str:
+        """Return the lane of a message: its key, or its id if it has none.
+
+        Raises:
+            Retryable: Spark reads another key, so messages of this one may be in other tasks; the
+                next attempt is a single task.
+        """
+        if not isinstance(one, Message):
+            return arrival.route
+        route = route_of(one)
+        if not self._is_careful and arrival.route not in ("", route):
+            raise Retryable(f"Spark and Python read the key of message {one.id!r} in two ways")
+        return route
+
+    def _groups(self, lanes: list[_Lane]) -> Iterator[tuple[list[_Lane], list[str]]]:
+        """Yield the lanes with what to note: all at once, or those without suspects in groups.
+
+        Suspects are noted one by one when their turn comes.
+        """
         if not self._is_careful:
-            yield lanes
+            yield lanes, []
             return
-        alone = [[lane] for lane in lanes if self._ids(lane) & self._suspects.keys()]
+        suspected = [lane for lane in lanes if self._ids(lane) & self._suspects.keys()]
         others = [lane for lane in lanes if not self._ids(lane) & self._suspects.keys()]
-        groups = [others[at : at + NOTED_AT_ONCE] for at in range(0, len(others), NOTED_AT_ONCE)]
-        for group in [*alone, *groups]:
-            ids = sorted(set().union(*map(self._ids, group)))
-            self._reader.note(ids)
-            yield group
-            self._reader.clear(ids)
+        yield suspected, []
+        for at in range(0, len(others), NOTED_AT_ONCE):
+            group = others[at : at + NOTED_AT_ONCE]
+            yield group, sorted(set().union(*map(self._ids, group)))
 
     def _ids(self, lane: _Lane) -> set[str]:
         return {stored_id(one.id) for _, one, _ in lane if isinstance(one, Message)}
+
+    def _drive(self, steps: Sequence[_Step]) -> None:
+        if self._is_async:
+            _run_async(self._at_once(steps))
+            return
+        for step in steps:
+            _drive(step)
 
     async def _at_once(self, steps: Sequence[_Step]) -> None:
         limit = asyncio.Semaphore(self._of.concurrency)
@@ -342,7 +378,8 @@ class MessagePass:
             at = self._next_of([one for _, one, _ in queue])
             arrival, one, waiting = queue[at]
             key = one.key if isinstance(one, Message) else waiting.key
-            if waiting.waits is Waits.PARKED or not waiting.is_due:
+            has_failed = key is not None and stored_id(key) in self._ended_early
+            if waiting.waits is Waits.PARKED or not waiting.is_due or has_failed:
                 self._hold(key)
                 return
             del queue[at]
@@ -353,6 +390,7 @@ class MessagePass:
             self._note(arrival, one, outcome)
             if isinstance(outcome, RetryStored | ParkedAway) and self._holds(key):
                 self._hold(key)
+                self._ended_early.add(stored_id(key or ""))
                 return
 
     def _next_of(self, queue: Sequence[Message | Unreadable]) -> int:
@@ -376,7 +414,7 @@ class MessagePass:
     ) -> Generator[_Call, Any, Outcome]:
         outcome = self._known(one, claim)
         if outcome is not None:
-            if isinstance(outcome, Skipped) and claim is not None and isinstance(one, Message):
+            if isinstance(one, Message) and outcome == Skipped() and claim is not None:
                 yield from self._invoke_again(one, claim)
             return outcome
         if isinstance(one, Unreadable):
@@ -423,14 +461,28 @@ class MessagePass:
 
     def _tried(self, message: Message, seen: _Seen) -> Generator[_Call, Any, Outcome]:
         """Handle a message whose turn it is."""
-        tries = self._suspects.get(stored_id(message.id), 0)
+        stored = stored_id(message.id)
+        tries = self._suspects.get(stored, 0)
         if tries >= self._of.settings.poison_attempts:
+            self._reader.clear([stored])
             return self._failed(message, _crashed(tries), seen, parks=True)
+        effects = _Effects()
+        if tries:
+            self._reader.note([stored])
         try:
-            outcome = yield from self._apply(message)
+            outcome = yield from self._apply(message, effects)
+        except NoSuchSink:
+            raise
         except Exception as error:  # noqa: BLE001  handlers raise what they like
             failure = self._of.classification.classify(error)
             return self._failed(message, failure, seen, self._open_gap(error))
+        finally:
+            if tries:
+                self._reader.clear([stored])
+        self._made.changes += effects.changes
+        self._made.picked += effects.picked
+        for place, row in effects.rows:
+            self._made.rows.setdefault(place, []).append(row)
         marker = OLD_VERSION if isinstance(outcome, Skipped) else ""
         self._end(message, seen, ClaimState.COMPLETED, marker=marker)
         return outcome
@@ -444,11 +496,11 @@ class MessagePass:
         current = None if known is None else known.now
         return in_sequence(message.version, current, self._of.settings.first_version)
 
-    def _apply(self, message: Message) -> Generator[_Call, Any, Outcome]:
+    def _apply(self, message: Message, effects: _Effects) -> Generator[_Call, Any, Outcome]:
         """Handle a message whose turn it is; first compare its version."""
         settings = self._of.settings
         if not settings.versioned:
-            yield from self._handle(message)
+            yield from self._handle(message, effects)
             return Handled()
         if message.version is None or message.key is None:
             raise NonRetryableMessageError("it has no version, or no key", "SCHEMA_INVALID")
@@ -461,26 +513,26 @@ class MessagePass:
                 due = due_version(version.now, settings.first_version)
                 gap = Gap(self._of.consumer, message.key, due, message.version)
                 if settings.gaps is GapPolicy.FETCH and self._of.fetch_missing is not None:
-                    yield from self._call(self._of.fetch_missing, message, gap)
+                    yield from self._call(effects, self._of.fetch_missing, message, gap)
                     version.is_repaired = True
                 elif settings.gaps is GapPolicy.REBUILD and self._of.rebuild is not None:
-                    yield from self._call(self._of.rebuild, message, gap)
+                    yield from self._call(effects, self._of.rebuild, message, gap)
                     version.now, version.is_repaired = message.version, True
                     return Handled()
                 elif settings.gaps is GapPolicy.ALERT:
-                    self._open(gap)
+                    effects.changes.append(_gap_change(gap))
                 else:
                     raise SequenceGap(gap.key, gap.expected, gap.found)
             case _:
                 stored = stored_id(message.key)
                 version.is_repaired |= stored in self._stuck or stored in self._queues
-        yield from self._handle(message)
+        yield from self._handle(message, effects)
         version.now = message.version
         return Handled(gap=gap if settings.gaps is GapPolicy.ALERT else None)
 
-    def _handle(self, message: Message) -> Generator[_Call, Any, None]:
+    def _handle(self, message: Message, effects: _Effects) -> Generator[_Call, Any, None]:
         if self._of.handler is not None:
-            yield from self._call(self._of.handler, message)
+            yield from self._call(effects, self._of.handler, message)
             return
         place, arrival = self._arrivals[message.id]
         if arrival.failure is not None:
@@ -488,41 +540,37 @@ class MessagePass:
             known = CODES.get(code)
             may_pass = known in RETRYABLE_CLASSES
             raise (RetryableMessageError if may_pass else NonRetryableMessageError)(reason, code)
-        self._made.picked.append(place)
+        effects.picked.append(place)
 
     def _call(
-        self, function: Callable[..., Any], message: Message, *more: Any
+        self, effects: _Effects, function: Callable[..., Any], message: Message, *more: Any
     ) -> Generator[_Call, Any, None]:
         """Call the user's code, and keep what it yields if all of it can be used."""
         outputs = yield _Call(function, (message, *more))
-        rows: list[tuple[int, Mapping[str, Any]]] = []
-        sent: list[Send] = []
         for output in _outputs(outputs):
             if isinstance(output, Send):
-                sent.append(output)
+                effects.changes.append(self._sent(message, effects.next_ordinal(output), output))
                 continue
             name, row = _row_of(output)
             place = self._of.sinks.get(name)
             if place is None:
-                known = ", ".join(map(repr, self._of.sinks)) or "none"
-                raise Misuse(f"the handler yields a row for {name!r}; there are sinks: {known}")
-            rows.append((place, self._of.checks[place](row)))
-        changes = [self._sent(message, ordinal, one) for ordinal, one in _numbered(sent)]
-        for place, row in rows:
-            self._made.rows.setdefault(place, []).append(row)
-        self._made.changes += changes
+                raise NoSuchSink(name, [*self._of.sinks])
+            effects.rows.append((place, self._of.checks[place](row)))
 
     def _invoke_again(self, message: Message, claim: SeenClaim) -> _Step:
         """Call the handler for a duplicate; of what it yields, only outgoing messages are used."""
         handler = self._of.handler
-        if self._of.settings.duplicates is not Duplicates.INVOKE or not claim.had_effect:
-            return
-        if handler is None:
+        invokes = self._of.settings.duplicates is Duplicates.INVOKE and claim.had_effect
+        if handler is None or not invokes or claim.state is not ClaimState.COMPLETED:
             return
         try:
             outputs = yield _Call(handler, (message.repeated(),))
-            sent = [one for one in _outputs(outputs) if isinstance(one, Send)]
-            changes = [self._sent(message, ordinal, one) for ordinal, one in _numbered(sent)]
+            effects = _Effects()
+            changes = [
+                self._sent(message, effects.next_ordinal(one), one)
+                for one in _outputs(outputs)
+                if isinstance(one, Send)
+            ]
         except Exception as error:  # noqa: BLE001  its effect is durable: only the sending failed
             self._attempt(message, self._of.classification.classify(error))
         else:
@@ -582,7 +630,13 @@ class MessagePass:
             partition=source.partition if source else None,
             offset=source.offset if source else None,
         )
-        if self._holds(message.key):
+        # Others of its key wait for the next version: it must not wait behind them.
+        overtakes = (
+            self._of.settings.versioned
+            and names["key"] in self._stuck
+            and self._sequence(message) is InSequence.NEXT
+        )
+        if self._holds(message.key) and not overtakes:
             self._hold(message.key)
             change.state, change.place = HELD, self._stuck[names["key"]]
         columns = _stored(message, names) | {"waits": waits.value} | _why(failure)
@@ -659,14 +713,8 @@ class MessagePass:
         if not isinstance(error, SequenceGap) or not self._of.settings.versioned:
             return None
         gap = Gap(self._of.consumer, error.key, error.expected, error.found)
-        self._open(gap)
+        self._made.changes.append(_gap_change(gap))
         return gap
-
-    def _open(self, gap: Gap) -> None:
-        change = MessageChange(Op.GAP, key=stored_id(gap.key))
-        change.version, change.seen_version = gap.expected, gap.found
-        change.detail = detail_of(original_key=original_id(gap.key))
-        self._made.changes.append(change)
 
     def _letter(
         self,
@@ -747,10 +795,39 @@ class MessagePass:
     def _note(self, arrival: Arrival, one: Message | Unreadable, outcome: Outcome) -> None:
         self._on_outcome(arrival, one, outcome)
         if arrival.waiting is None:
+            self._noted += 1
             at = arrival.record.at
             of = (at.topic, at.partition, told(outcome).value)
             first, last, total = self._counts.get(of, (at.offset, at.offset, 0))
             self._counts[of] = min(first, at.offset), max(last, at.offset), total + 1
+
+
+@dataclass(slots=True)
+class _Effects:
+    """What the calls for one message have made; kept only if none of them fails."""
+
+    changes: list[MessageChange] = field(default_factory=list)
+    rows: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    picked: list[int] = field(default_factory=list)
+    sent: Counter[str] = field(default_factory=Counter)
+
+    def next_ordinal(self, one: Send) -> int:
+        """Return the number of a message to its topic: the ids of outgoing messages contain it."""
+        self.sent[one.topic] += 1
+        return self.sent[one.topic] - 1
+
+
+class NoSuchSink(Misuse):
+    """A handler yields a row for a sink that the pipeline does not have: no message can pass."""
+
+    def __init__(self, name: str, sinks: list[str]) -> None:
+        super().__init__(name, sinks)
+        self.name = name
+        self.sinks = sinks
+
+    def __str__(self) -> str:
+        known = ", ".join(map(repr, self.sinks)) or "none"
+        return f"the handler yields a row for {self.name!r}; there are sinks: {known}"
 
 
 class BeingHandled(Retryable):
@@ -769,6 +846,17 @@ class BeingHandled(Retryable):
 
 def _is_async(handler: Callable[..., Any] | None) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler)
+
+
+_RUNNER: asyncio.Runner | None = None
+
+
+def _run_async(work: Coroutine[Any, Any, None]) -> None:
+    """Run in this process's one loop: what a handler keeps, such as a client, belongs to it."""
+    global _RUNNER
+    if _RUNNER is None:
+        _RUNNER = asyncio.Runner()
+    _RUNNER.run(work)
 
 
 def _drive(step: _Step) -> None:
@@ -798,7 +886,7 @@ async def _drive_async(step: _Step, seconds: float) -> None:
         answer, error = None, None
         try:
             async with asyncio.timeout(seconds):
-                answer = await _listed_async(call.function(*call.arguments))
+                answer = await called(_listed_async(call.function(*call.arguments)))
         except Exception as raised:  # noqa: BLE001  the lane decides what it means
             error = raised
 
@@ -842,15 +930,14 @@ def _row_of(output: Any) -> tuple[str, Mapping[str, Any]]:
             )
 
 
-def _numbered(sent: Sequence[Send]) -> Iterable[tuple[int, Send]]:
-    """Number the messages to each topic: the ids of outgoing messages contain the number."""
-    counts: Counter[str] = Counter()
-    for one in sent:
-        yield counts[one.topic], one
-        counts[one.topic] += 1
-
-
 # Parts of changes
+
+
+def _gap_change(gap: Gap) -> MessageChange:
+    change = MessageChange(Op.GAP, key=stored_id(gap.key))
+    change.version, change.seen_version = gap.expected, gap.found
+    change.detail = detail_of(original_key=original_id(gap.key))
+    return change
 
 
 def _crashed(tries: int) -> Classified:
@@ -912,6 +999,15 @@ def _entry_change(cause: Message, ordinal: int, entry: OutboxEntry) -> MessageCh
             parent_key=None if entry.parent_key is None else stored_id(entry.parent_key),
         ),
     )
+
+
+def route_of(message: Message) -> str:
+    """Return the key, or the id of a message without one, as Spark compares it."""
+    raw = raw_of(message.id if message.key is None else message.key)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.hex().upper()
 
 
 def stored_record(waiting: SeenWaiting) -> StoredRecord:

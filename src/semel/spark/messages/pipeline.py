@@ -32,7 +32,7 @@ from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
 from semel.pipeline.txn import SinkTxnId
 from semel.policy.model import Policy
-from semel.policy.vocabulary import RetryMode
+from semel.policy.vocabulary import Engine, RetryMode
 from semel.spark.exactly_once import ExactlyOnce
 from semel.spark.messages.frames import (
     MADE,
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 60.0
 
 # A service names its driver in the URL; here it is always psycopg.
@@ -163,6 +164,9 @@ class MessagePipeline(ExactlyOnce):
         self._counts = PassCounts()
         self._clock: Clock = SYSTEM_CLOCK
         self._arrow: list[Any] = []
+        self._outages = 0
+        self._down_since: float | None = None
+        self._pause = FIRST_PAUSE_SECONDS
         known = CLASSIFICATION.codes
         classification = CLASSIFICATION.extended(
             rules, {**listed_codes(settings.retry, known), **(codes or {})}
@@ -189,7 +193,8 @@ class MessagePipeline(ExactlyOnce):
 
         messages = self._messages
         idle = waiting_stream(df.sparkSession, self.app, messages.is_due)
-        return kafka_columns(df).unionByName(idle).writeStream.foreachBatch(self)
+        stream = kafka_columns(df, self.pass_settings.reading)
+        return stream.unionByName(idle).writeStream.foreachBatch(self)
 
     def try_out(self, messages: Iterable[Any]) -> TriedOut:
         """Run the pass over a list, without Spark and without a database.
@@ -205,11 +210,7 @@ class MessagePipeline(ExactlyOnce):
         tried = TriedOut()
         passed = MessagePass(replace(self.pass_settings, checks=checks), _Nothing(), {}, tried.note)
         arrivals = [_arrival(offset, one, self.app) for offset, one in enumerate(messages)]
-        read = [self.pass_settings.reading.read(one.record) for one in arrivals]
-        routes = [
-            one.key or one.id if isinstance(one, Message) else str(one.record.at) for one in read
-        ]
-        made = passed.run([replace(a, route=r) for a, r in zip(arrivals, routes, strict=True)])
+        made = passed.run(arrivals)
         tried.changes = [*made.changes, *passed.finish()]
         for place, rows in made.rows.items():
             tried.rows[self._user_sinks[place].name] = rows
@@ -242,31 +243,41 @@ class MessagePipeline(ExactlyOnce):
         return with_rows(rows, self._columns, self._user_sinks, self._failure)
 
     def _stage(self, df: DataFrame, txn: SinkTxnId) -> Mapping[str, Sequence[Receipt]]:
-        """Run the pass, again and again while a dependency is down."""
+        """Run the pass; while a dependency is down, wait and give the attempt up.
+
+        Raises:
+            OutageMet: too many messages met an outage; nothing of the attempt is kept.
+        """
         cycle = txn.cycle.label
         number = self._tries[1] + 1 if self._tries[0] == cycle else 1
         self._tries = (cycle, number)
-        pause, since = 1.0, 0.0
-        clock = self._clock
-        while True:
-            receipts = self._stage_once(df, txn, is_again=number > 1)
-            self._counts = counts = PassCounts.of(receipts[self._messages.name])
-            settings = self.pass_settings.settings
-            share = settings.circuit_share * counts.tried
-            if not settings.circuit_failures or counts.outages < max(
-                settings.circuit_failures, share
-            ):
-                break
-            if not since:
-                since = clock.monotonic()
-                self.events.emit(CircuitOpened(self.app, self.app, "DEPENDENCY_UNAVAILABLE"))
-            if not self._is_active():
-                raise OutageMet(counts.outages, counts.tried)
-            clock.sleep(random.uniform(pause / 2, pause))
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-        if since:
-            self.events.emit(CircuitClosed(self.app, self.app, clock.monotonic() - since))
+        receipts = self._stage_once(df, txn, is_again=number > 1)
+        self._counts = counts = PassCounts.of(receipts[self._messages.name])
+        settings = self.pass_settings.settings
+        down = counts.outages + self._outages
+        is_share = counts.outages >= settings.circuit_share * counts.tried
+        if settings.circuit_failures and down >= settings.circuit_failures and is_share:
+            self._stand_still()
+            raise OutageMet(counts.outages, counts.tried)
+        if counts.tried > counts.outages:
+            self._outages = 0
+            if self._down_since is not None:
+                seconds = self._clock.monotonic() - self._down_since
+                self.events.emit(CircuitClosed(self.app, self.app, seconds))
+                self._down_since, self._pause = None, FIRST_PAUSE_SECONDS
+        else:  # batches of a few messages meet it one after another
+            self._outages += counts.outages
         return receipts
+
+    def _stand_still(self) -> None:
+        """Wait before the next attempt, each time twice as long, as long as the query runs."""
+        if self._down_since is None:
+            self._down_since = self._clock.monotonic()
+            self.events.emit(CircuitOpened(self.app, self.app, "DEPENDENCY_UNAVAILABLE"))
+        until = self._clock.monotonic() + random.uniform(self._pause / 2, self._pause)
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        while self._clock.monotonic() < until and self._is_active():
+            self._clock.sleep(0.5)
 
     def _stage_once(
         self, df: DataFrame, txn: SinkTxnId, *, is_again: bool
@@ -297,7 +308,7 @@ def _settings_of(
     """Return the settings as Spark keeps them: what fails waits in the retry table."""
     place, most_at_once = None, 8
     if isinstance(policy, Policy):
-        settings, runner = settings_of(policy, consumer)
+        settings, runner = settings_of(policy, consumer, engine=Engine.SPARK)
         place, most_at_once = id_place_of(policy, consumer), max(runner.concurrency, most_at_once)
     else:
         settings = policy or ConsumerSettings()

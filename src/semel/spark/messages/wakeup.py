@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from semel.errors import Retryable
 from semel.spark.checkpoint import SIGNAL
 from semel.spark.messages.frames import KAFKA
 
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
 
 def waiting_stream(spark: SparkSession, name: str, is_due: Callable[[], bool]) -> DataFrame:
     """Return a stream with a batch's columns and no rows, that moves when *is_due* says so."""
-    source = _source_of(f"semel-waiting-{name}", is_due)
+
+    def due() -> bool:
+        try:
+            return is_due()
+        except Retryable:
+            return False  # the database is asked again at the next trigger
+
+    source = _source_of(f"semel-waiting-{name}", due)
     spark.dataSource.register(source)
     return spark.readStream.format(source.name()).load()
 
