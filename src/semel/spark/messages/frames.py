@@ -32,7 +32,7 @@ from semel.messaging.changes import (
     SeenWaiting,
 )
 from semel.messaging.failure import OUTAGES, UNKNOWN_CODE
-from semel.messaging.outcome import Handled, Outcome, RetryStored, tell, tell_received
+from semel.messaging.outcome import Handled, Outcome, tell, tell_received
 from semel.messaging.records import Waits
 from semel.pipeline.sink import Receipt, Stager, TwoPhaseSink
 from semel.spark.messages.handling import (
@@ -269,21 +269,14 @@ class PassCounts:
     tried: int = 0
     outages: int = 0
     metrics: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    _down: set[str | None] = field(default_factory=set)
 
     def note(
         self, group: str, arrival: Arrival, one: Message | Unreadable, outcome: Outcome
     ) -> None:
         """Count one outcome."""
         failure = getattr(outcome, "failure", None)
-        key = getattr(one, "key", None)
-        is_outage = failure is not None and failure.failure_class in OUTAGES
-        if is_outage:
-            self._down.add(key)
-        # What waits behind an outage would have met it.
-        is_behind = failure is None and isinstance(outcome, RetryStored) and key in self._down
-        self.tried += isinstance(outcome, Handled) or failure is not None or is_behind
-        self.outages += is_outage or is_behind
+        self.tried += isinstance(outcome, Handled) or failure is not None
+        self.outages += failure is not None and failure.failure_class in OUTAGES
         if arrival.waiting is None:
             tell_received(one, group)
         tell(one, outcome, group)
