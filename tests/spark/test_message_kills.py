@@ -45,7 +45,7 @@ class Trouble:
 
     def __init__(self, folder: Path, postgres: str, broker: KafkaServer, seed: int = 1) -> None:
         self.folder, self.postgres, self.broker = folder, postgres, broker
-        self.topic = f"cases-{next(_numbers)}"
+        self.topic = f"troubles-{next(_numbers)}"
         folder.mkdir(parents=True)
         chance = random.Random(seed)
         self.handled: dict[str, tuple[str, int]] = {}
