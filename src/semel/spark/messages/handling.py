@@ -245,6 +245,9 @@ class MessagePass:
         self._arrivals = {}
         for place, (arrival, one) in enumerate(zip(arrivals, read, strict=True)):
             self._arrivals.setdefault(one.id, (place, arrival))
+        if not self._is_careful:
+            # One id under two keys is found by the claim's key, and then by a careful pass.
+            self._seen.clear()
         known = self._claims(arrivals, read)
         if self._of.settings.versioned:
             self._read_versions(read)
@@ -252,9 +255,6 @@ class MessagePass:
         for arrival, one in zip(arrivals, read, strict=True):
             claim = known.get(one.id) if arrival.waiting is None else None
             lanes.setdefault(self._route(arrival, one), []).append((arrival, one, claim))
-        if not self._is_careful:
-            # One id under two keys is found by the claim's key, and then by a careful pass.
-            self._seen.clear()
         self._noted = 0
         for some, ids in self._groups([*lanes.values()]):
             if ids:
