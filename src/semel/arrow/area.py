@@ -12,6 +12,7 @@ from typing import Any
 from semel.arrow.attempts import PREPARED, Attempts, folder_of, sync
 from semel.errors import Misuse, Permanent, Retryable, require
 from semel.pipeline.txn import Scope, SinkTxnId
+from semel.secrets import masked
 
 pa: Any = require("pyarrow", "files")
 fs: Any = require("pyarrow.fs", "files")
@@ -29,16 +30,17 @@ class Area:
     def __post_init__(self) -> None:
         try:
             self.opened()
-        except (pa.ArrowInvalid, ValueError, OSError) as error:
+        except (pa.ArrowInvalid, ValueError, OSError):
+            # Not chained: the error of pyarrow quotes the URI with its secret.
             raise Misuse(
                 f"sink {self.sink}: staging must be a folder or a URI that pyarrow can open, such "
-                f"as s3://bucket/prefix; got {self.label!r}"
-            ) from error
+                f"as s3://bucket/prefix, with %2F for a slash in a secret; got {self.label!r}"
+            ) from None
 
     @property
     def label(self) -> str:
         """The place without credentials."""
-        text = re.sub(r"^([a-z0-9+]+://)[^/@]*@", r"\1", self.uri)
+        text = re.sub(r"^(.*?://)(?:.*\*\*\*@|[^/@]*@)", r"\1", masked(self.uri))
         return text.partition("?")[0]
 
     def opened(self) -> tuple[Any, str]:

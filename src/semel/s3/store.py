@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from semel.errors import Misuse, Permanent, Retryable, SemelError, reason_of, require
+from semel.secrets import masked
 
 boto3: Any = require("boto3", "s3")
 botocore_session: Any = require("botocore.session", "s3")
@@ -246,8 +247,9 @@ def store_of(url: str, endpoint: str | None = None, region: str | None = None) -
         Misuse: it is not such a URL.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("s3", "s3a", "s3n") or not parts.netloc or "@" in parts.netloc:
-        raise Misuse(f"{url!r} is not the URL of a prefix; write s3://bucket/prefix")
+    # A secret with a slash in it ends what urlsplit takes for the bucket.
+    if parts.scheme not in ("s3", "s3a", "s3n") or not parts.netloc or set("@:") & {*parts.netloc}:
+        raise Misuse(f"{masked(url)!r} is not the URL of a prefix; write s3://bucket/prefix")
     if endpoint is not None and "@" in endpoint:
         raise Misuse("endpoint has credentials in it; boto3 finds them in its own chain")
     # The driver's, because executors may have another environment; they need only credentials.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import traceback
 
 import pyarrow as pa
 import pytest
 
+from semel.errors import Misuse
 from semel.pipeline.sink import Found, SinkOK, SinkRetryable
 from semel.pipeline.txn import CycleId, Scope
 from semel.sinks import CallbackSink
@@ -64,6 +66,17 @@ def test_a_function_that_raises_is_called_again_with_the_same_cycle(tmp_path):
     assert sink.commit(txn, token) == SinkOK()
     assert sink.commit(txn, token) == SinkOK()
     assert {f"{SCOPE.slug}.g1.b7": [{"id": 1}, {"id": 2}]} == TAKEN
+
+
+@pytest.mark.parametrize("secret", ["s3cr3t", "s3/cr3t", "s3/c@r3t", "s3?cr3t"])
+@pytest.mark.parametrize("uri", ["s3://AKIA:{}@bucket/p?region=x&x=[", "S3://AKIA:{}@bucket/p"])
+def test_a_place_that_cannot_be_opened_is_told_without_its_secret(uri, secret):
+    with pytest.raises(Misuse, match="bucket/p'") as refused:
+        CallbackSink(take, staging=uri.format(secret))
+
+    told = "".join(traceback.format_exception(refused.value))
+    assert "AKIA" not in told.partition("got")[2]
+    assert "cr3t" not in told
 
 
 del SinkContract

@@ -298,6 +298,7 @@ def test_what_can_never_be_written_is_refused_before_the_first_batch(place):
         ("/tmp/lake", {}),
         ("s3://", {}),
         ("s3://key:secret@bucket/x", {}),
+        ("S3://key:a/secret@bucket/x", {}),
         ("s3://bucket/a/../b", {}),
         ("s3://bucket", {"part_bytes": 1}),
         ("s3://bucket", {"object_bytes": 0}),
@@ -309,4 +310,4 @@ def test_wrong_settings_of_an_s3_sink_are_refused_at_once(url, options):
     with pytest.raises(Misuse) as refused:
         S3Sink(url, **options)
 
-    assert "secret" not in str(refused.value).replace(url, "")
+    assert "secret" not in str(refused.value)
