@@ -2,14 +2,15 @@
 
     tasks: chunks in a shared place ──prepare: promised──▶ commit: POST each, then the proof
 
-Each POST has an `Idempotency-Key` of the cycle and the chunk, and is repeated until it is
-answered.  A receiver that remembers the keys takes each chunk once; one that does not may take
+Each POST has an `Idempotency-Key` of the sink, the cycle and the chunk, and is repeated until
+it is answered.  A receiver that remembers the keys takes each chunk once; one that does not may take
 some twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -104,8 +105,10 @@ class HttpPostSink(HeldSink):
             path = f"{self._area.folder(txn)}/{chunk['file']}"
             with system.open_input_stream(path) as stream:
                 body = stream.read()
-        # Of the cycle and not of the attempt: a cycle is posted by one attempt only.
-        key = f"{txn.scope.slug}.{txn.cycle.label}.{number}"
+        # Of the cycle and not of the attempt: a cycle is posted by one attempt only.  A service
+        # may keep the keys of all its URLs together, and take those of another sink for its own.
+        where = hashlib.sha256(self.place.encode()).hexdigest()[:12]
+        key = f"{txn.scope.slug}.{self.name}.{where}.{txn.cycle.label}.{number}"
         epoch = self._epochs.get(txn.scope, 0)
         about = {**more, "Semel-Rows": str(chunk["rows"])}
         # The whole URL: a path below it would end with a slash.

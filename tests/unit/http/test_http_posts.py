@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 from collections import Counter
@@ -29,7 +30,7 @@ class Remembering:
 
     def __init__(self):
         self.taken, self.posts, self.answers = {}, Counter(), []
-        self.app = Starlette(routes=[Route("/rows", self.take, methods=["POST"])])
+        self.app = Starlette(routes=[Route("/rows{more:path}", self.take, methods=["POST"])])
 
     async def take(self, request):
         if self.answers:
@@ -126,11 +127,24 @@ def test_chunks_are_posted_again_under_their_keys_after_a_crash(sink, service, p
     assert sink.commit(txn, token) == SinkOK()
 
     again = 2 if point is CrashPoint.HELD_SENT else 1
-    keys = [f"{SCOPE.slug}.g1.b0.{number}" for number in range(len(service.posts))]
+    where = hashlib.sha256(service.url.encode()).hexdigest()[:12]
+    keys = [f"{SCOPE.slug}.http.{where}.g1.b0.{number}" for number in range(len(service.posts))]
     assert service.posts == Counter(dict.fromkeys(keys, again))
     assert len(keys) > 1
     assert sorted(row["id"] for row in service.rows()) == [1, 2, 3]
     assert sink.look_up(txn, token).found is Found.VISIBLE
+
+
+def test_sinks_of_one_pipeline_never_share_a_key_at_a_service(service, tmp_path):
+    for name, path in (("payments", ""), ("refunds", ""), ("refunds-2", "?"), ("payments", "?")):
+        url = f"{service.url}{path.replace('?', '/refunds')}"
+        sink = HttpPostSink(url, staging=str(tmp_path / f"{name}{len(url)}"), name=name)
+        sink.fence(SCOPE, 1)
+        assert sink.commit(*prepared(sink)) == SinkOK()
+        sink.close()
+
+    assert sorted(service.posts.values()) == [1] * 4
+    assert len(service.rows()) == 12
 
 
 @pytest.mark.parametrize(("status", "kind"), [(409, SinkOK), (503, SinkOK), (422, SinkFatal)])
