@@ -6,9 +6,11 @@ import random
 import ssl
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -114,7 +116,11 @@ class ReceiverClient:
             ReceiverRefused: the receiver will never do it.
             Retryable: no answer, or "later", after several tries: it is unknown what happened.
         """
-        headers = {EPOCH: str(epoch), KEY: key or f"{method} {path}", **(more or {})}
+        headers = {EPOCH: str(epoch), **(more or {})}
+        if method != "GET":
+            # Of this call: a gateway that replays answers by the key must not answer a later
+            # abort or fence for the receiver.
+            headers[KEY] = key or uuid.uuid4().hex
         reason, wait = "", 0.0
         for number in range(self.tries):
             if number:
@@ -136,7 +142,7 @@ class ReceiverClient:
             reason = f"{answer.status_code}, {words}{_said(answer)}"
             if what is Response.REFUSED:
                 raise ReceiverRefused(f"{method} {path}: {reason}", answer.status_code)
-            wait = max(wait, _retry_after(answer.headers.get("Retry-After", "")))
+            wait = max(wait, _retry_after(answer.headers))
         raise Retryable(f"{method} {path}: {reason}; what happened is unknown until it is asked")
 
     def _connections(self) -> Any:
@@ -181,6 +187,13 @@ def _said(answer: Any) -> str:
     return f": {str(reason)[:300]}"
 
 
-def _retry_after(text: str) -> float:
-    """Return the seconds of a Retry-After header; a date is not understood, and 0."""
-    return min(float(text), _LONGEST_WAIT_SECONDS) if text.strip().isdecimal() else 0.0
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return how long a Retry-After header asks to wait, in seconds; 0 without one."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return min(float(text), _LONGEST_WAIT_SECONDS)
+    try:
+        until, now = (parsedate_to_datetime(one) for one in (text, headers.get("Date", "")))
+        return min(max((until - now).total_seconds(), 0.0), _LONGEST_WAIT_SECONDS)
+    except (TypeError, ValueError):  # no date, or a clock that is not told
+        return 0.0

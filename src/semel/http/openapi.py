@@ -130,8 +130,10 @@ def document() -> dict[str, Any]:
 def _operation(call: ProtocolCall) -> dict[str, Any]:
     headers = [
         _parameter("header", EPOCH, _WHOLE, "the epoch of the scope's owner"),
-        _parameter("header", KEY, _TEXT, "equal for the repetitions of a request"),
     ]
+    if call.method != "GET":
+        words = "equal for the repetitions of a request by one caller, and for no other request"
+        headers.append(_parameter("header", KEY, _TEXT, words))
     named = [_parameter("path", n, _TEXT, "") for n in re.findall(r"{(\w+)}", call.path)]
     answer = _json(call.answer) if call.answer else {}
     responses = {"200": {"description": meaning(200)[1], **answer}}

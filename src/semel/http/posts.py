@@ -3,8 +3,8 @@
     tasks: chunks in a shared place ──prepare: promised──▶ commit: POST each, then the proof
 
 Each POST has an `Idempotency-Key` of the sink, the cycle and the chunk, and is repeated until
-it is answered.  A receiver that remembers the keys takes each chunk once; one that does not may take
-some twice.
+it is answered.  A receiver that remembers the keys takes each chunk once; one that does not may
+take some twice.
 """
 
 from __future__ import annotations

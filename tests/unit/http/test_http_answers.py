@@ -7,6 +7,7 @@ import ipaddress
 import json
 import pickle
 import re
+from email.utils import format_datetime
 from itertools import count
 
 import pyarrow as pa
@@ -83,7 +84,43 @@ def test_every_status_has_its_consequence(answers, status):
             assert len(seen) == 2
     client.close()
     assert {request.headers["Semel-Epoch"] for request in seen} == {"3"}
-    assert {request.headers["Idempotency-Key"] for request in seen} == {"POST /commit/x"}
+    assert len({request.headers["Idempotency-Key"] for request in seen}) == 1
+
+
+def test_only_the_repetitions_of_one_request_share_a_key(answers):
+    served, left, seen = answers
+    client = ReceiverClient(served.url)
+    left += [(503, {})]
+
+    for epoch in (1, 2):
+        client.request("POST", "/fence/x", epoch=epoch)
+    for _ in range(2):
+        client.request("POST", "/abort/x", epoch=2)
+        client.request("GET", "/txn/x", epoch=2)
+
+    client.close()
+    keys = [request.headers.get("Idempotency-Key") for request in seen if request.method == "POST"]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == len(keys) - 1 == 4
+    assert not [one for one in seen if one.method == "GET" and "Idempotency-Key" in one.headers]
+
+
+@pytest.mark.parametrize(("seconds", "waited"), [(5, 4), (3600, 10), (-3600, 0), (None, 0)])
+def test_a_receiver_may_ask_for_time_until_a_date_by_its_own_clock(
+    answers, monkeypatch, seconds, waited
+):
+    served, left, _ = answers
+    waits = []
+    monkeypatch.setattr("semel.http.client.time.sleep", waits.append)
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds or 0)
+    asked = format_datetime(until, usegmt=True) if seconds else "soon"
+    left += [(429, {"Retry-After": asked})]
+    client = ReceiverClient(served.url)
+
+    client.request("POST", "/commit/x")
+
+    client.close()
+    assert waited - 1 <= waits[0] <= waited + 1
 
 
 def test_a_receiver_that_asks_for_time_gets_it_and_then_it_is_unknown(answers, monkeypatch):
