@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
+from semel.errors import Retryable
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 REJECTED: Final = "rejected"
@@ -127,6 +128,13 @@ def digest_of(receipts: Sequence[Receipt]) -> str:
     """Return a hash of a set of receipts, independent of their order."""
     lines = sorted(receipt.to_json() for receipt in receipts)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+class StageAnew(Retryable):
+    """A task's rows were refused in a way that does not name them.
+
+    The next attempt of the cycle stages them in another way; a retry of the task would not.
+    """
 
 
 class StagingWriter(Protocol):

@@ -16,6 +16,9 @@ from semel.postgres.statements import TableName, Write, create_rejects, literal,
 # Every task of a batch needs a slot, and so does every losing attempt until it is rolled back.
 SLOTS_WANTED: Final = 16
 
+# A share of fewer rows says little: one bad row may be all of them.
+_FEW_ROWS: Final = 100
+
 # Other clients may use the pooler, too, and get a process between two of our queries.
 _POOLER_ROUNDS: Final = 2
 
@@ -43,6 +46,9 @@ class Wanted:
     rejects: str = ""
     """The table for rows that can never be written; empty if there is none."""
 
+    most_rejects: float = 1.0
+    """The largest share of a batch that may go there, unless the batch is small."""
+
     speculates: bool = False
     """Two copies of one task may run at the same time."""
 
@@ -50,6 +56,10 @@ class Wanted:
     def filled(self) -> tuple[str, ...]:
         """The columns that semel fills itself."""
         return (self.cycle_column,) if self.cycle_column else ()
+
+    def most_rejected(self, rows: int) -> int | None:
+        """Return how many of *rows* may be rejected; None for all."""
+        return int(rows * self.most_rejects) if rows >= _FEW_ROWS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -400,6 +400,10 @@ _PERMANENT_CLASSES: Final = frozenset(
     }
 )
 
+# Of these, the classes that a row can cause; the others are about the set-up, and come with every
+# row of every batch.
+_ROW_CLASSES: Final = frozenset({"22", "23", "44", "P0"})
+
 # After a failover a session may be on a read-only server; a new session finds the primary.
 _READ_ONLY: Final = "25006"
 
@@ -408,6 +412,11 @@ def is_permanent(error: psycopg.Error) -> bool:
     """Return whether the same statement would fail in the same way again."""
     state = error.sqlstate
     return state is not None and state != _READ_ONLY and state[:2] in _PERMANENT_CLASSES
+
+
+def is_of_a_row(error: psycopg.Error) -> bool:
+    """Return whether a row is the cause: without it, the statement may succeed."""
+    return (error.sqlstate or "")[:2] in _ROW_CLASSES
 
 
 def words(error: psycopg.Error) -> str:

@@ -83,7 +83,9 @@ class PostgresSink:
 
     *rejects* names a table: rows that can never be written (a value that its column cannot hold,
     a failed constraint) go there, with the reason, in the same transaction, instead of failing
-    the batch.  It is created if it is missing; without a schema it is in the target's.
+    the batch.  It is created if it is missing; without a schema it is in the target's.  Errors
+    that are not about a row (a right, a column, a trigger's function) fail the batch, and so does
+    a batch of a hundred rows or more of which a larger share than *most_rejects* is refused.
 
     *schema*, such as ``id string, version long``, says what a handler's rows have, in a pipeline
     of messages.
@@ -107,6 +109,7 @@ class PostgresSink:
         cycle_column: str | None = None,
         create_table: Literal["never", "if-missing"] = "never",
         rejects: str | None = None,
+        most_rejects: float = 0.9,
         schema: str | None = None,
         password: Password = None,
         lock_seconds: float = LOCK_SECONDS,
@@ -129,6 +132,7 @@ class PostgresSink:
             mode=mode,
             create_table=create_table,
             rejects=rejects or "",
+            most_rejects=most_rejects,
         )
         self._login = Login(url, password, dict(connect or {}), connections)
         self._check_settings()
@@ -164,6 +168,11 @@ class PostgresSink:
             raise Misuse(
                 f"sink {self.name}: prepared mode can only append, and write is {wanted.write!r} "
                 f"(the default with a key); use write='append', mode='staging' or mode='auto'"
+            )
+        if not 0 <= wanted.most_rejects <= 1:
+            raise Misuse(
+                f"sink {self.name}: most_rejects is a share between 0 and 1, got "
+                f"{wanted.most_rejects}"
             )
         if wanted.rejects:
             TableName.parse(wanted.rejects)
@@ -323,7 +332,11 @@ class PostgresSink:
         def prepare() -> Outcomes:
             all_of = [(sink, receipts[sink.name]) for sink in sinks]
             parts = [
-                replace(sink._part(sink._promise(txn, theirs), theirs), pieces=pieces_of(theirs))
+                replace(
+                    sink._part(sink._promise(txn, theirs), theirs),
+                    pieces=pieces_of(theirs),
+                    most_rejected=sink._wanted.most_rejected(tally_of(theirs).rows),
+                )
                 for sink, theirs in all_of
             ]
             parts = _of_one_mode(txn, parts)

@@ -29,6 +29,7 @@ from semel.postgres.connect import (
     PINNED_PATH,
     TWO_ROWS_FOR_ONE_KEY,
     Connection,
+    is_of_a_row,
     is_permanent,
     outcome_of,
     words,
@@ -128,6 +129,9 @@ class Part:
 
     pieces: Sequence[str] = ()
     """Staging tables, or prepared transactions; of a token: empty until `found_in` the books."""
+
+    most_rejected: int | None = None
+    """More rejected rows refuse the prepare; None if there is no limit, as after a decision."""
 
     @property
     def sink(self) -> str:
@@ -367,7 +371,7 @@ class Staging:
                         return _dropped(txn, promise, sum(counts), promise.rows - rejected)
                 run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
             except psycopg.Error as error:
-                if not is_permanent(error) or error.sqlstate == TWO_ROWS_FOR_ONE_KEY:
+                if not is_of_a_row(error):
                     raise
                 run(connection, ["ROLLBACK TO SAVEPOINT accepted"])
                 repeated = repeated_keys(promise, union(promise, tables)) if promise.key else ""
@@ -375,6 +379,8 @@ class Staging:
                 if is_upsert and run(connection, [repeated])[0]:
                     raise  # as one statement would: in groups, the last row of a key would win
                 rejected += sharing.share_out()[1]
+            if (refused := sharing.too_many(rejected)) is not None:
+                return refused
             sharing.count(rejected)
         except psycopg.Error as error:
             return self._refused(connection, error, part)
@@ -577,6 +583,8 @@ class _Diversion:
     txn: SinkTxnId
     part: Part
     reject: TableName
+    why: str = ""
+    """Of the last row that the server has refused."""
 
     @property
     def books(self) -> SinkBooks:
@@ -612,6 +620,19 @@ class _Diversion:
         statements = [reject(*facts, table) for table in self.part.tables]
         return sum(affected(self.connection, statements))
 
+    def too_many(self, rejected: int) -> SinkFatal | None:
+        """Refuse a batch of which so much is rejected that its rows are hardly the cause."""
+        most = self.part.most_rejected
+        if most is None or rejected <= most:
+            return None
+        noted = (f"SELECT {REASON} FROM {t} WHERE {REASON} IS NOT NULL" for t in self.part.tables)
+        why = self.why or run(self.connection, [f"{' UNION ALL '.join(noted)} LIMIT 1"])[0][0][0]
+        return SinkFatal(
+            f"table {self.promise.target}: more than {most} of {self.promise.rows} rows would be "
+            f"rejected, one of them because: {why}; a cause that most rows share is removed at its "
+            f"source, or the sink is given a higher most_rejects="
+        )
+
     def count(self, diverted: int) -> None:
         """Write the number of diverted rows into the proof."""
         where = self.books.where(self.txn.cycle)
@@ -637,7 +658,9 @@ class _Diversion:
                     groups += [group[:middle], group[middle:]]
                 else:
                     self._reject(table, group[0], error)
-                    diverted += 1
+                    diverted, self.why = diverted + 1, words(error)
+                    if self.part.most_rejected is not None and diverted > self.part.most_rejected:
+                        return written, diverted
         return written, diverted
 
     def _try(self, table: str, group: Sequence[str]) -> psycopg.Error | None:
@@ -654,7 +677,7 @@ class _Diversion:
                 ],
             )
         except psycopg.Error as error:
-            if not is_permanent(error):
+            if not is_of_a_row(error) and error.sqlstate != TWO_ROWS_FOR_ONE_KEY:
                 raise
             run(self.connection, ["ROLLBACK TO SAVEPOINT part"])
             return error

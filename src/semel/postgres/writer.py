@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
@@ -16,10 +16,18 @@ from psycopg.waiting import Ready, Wait
 from semel.arrow.tally import schema_to_text, tally
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Permanent, Retryable, SemelError, require
-from semel.pipeline.sink import Batch, Receipt, Tally
+from semel.pipeline.sink import Batch, Receipt, StageAnew, Tally
 from semel.pipeline.txn import SinkTxnId
 from semel.postgres.books import run
-from semel.postgres.connect import Address, Connection, pool, session, translated
+from semel.postgres.connect import (
+    Address,
+    Connection,
+    is_of_a_row,
+    pool,
+    session,
+    translated,
+    words,
+)
 from semel.postgres.encode import (
     HEADER,
     TRAILER,
@@ -329,7 +337,7 @@ class TaskSession:
         copy, self._copy = self._copy, None
         if copy is None or self._copier is None:
             return
-        with translated(f"sink {self._copier.sink}, staging"):
+        with _translated(self._copier):
             copy.write(TRAILER)
             copying, self._copying = self._copying, None
             copying.__exit__(None, None, None)
@@ -411,7 +419,20 @@ class TaskWriter:
             self._session.discard(self._place)
 
     def _translated(self) -> AbstractContextManager[None]:
-        return translated(f"sink {self._place.sink}, staging")
+        return _translated(self._place)
+
+
+@contextmanager
+def _translated(place: TaskPlace) -> Iterator[None]:
+    where = f"sink {place.sink}, staging"
+    with translated(where):
+        try:
+            yield
+        except psycopg.Error as error:
+            if place.mode == "prepared" and is_of_a_row(error):
+                # Staging mode, which the next attempt uses, finds the rows and names their keys.
+                raise StageAnew(f"{where}: {words(error)}") from None
+            raise
 
 
 def send(copy: psycopg.Copy, chunk: memoryview | bytes) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import NEVER_PASSES, Misuse, Permanent, Retryable, SemelError, reason_of
 from semel.pipeline.driver import Stage
-from semel.pipeline.sink import Receipt, Stager, StagingWriter, Tally, TwoPhaseSink
+from semel.pipeline.sink import Receipt, StageAnew, Stager, StagingWriter, Tally, TwoPhaseSink
 from semel.pipeline.txn import SinkTxnId
 
 if TYPE_CHECKING:
@@ -275,7 +275,8 @@ class Tee:
             told = [receipt.to_json() for receipt in self.write(batches, task)]
         except Exception as error:
             failure, told = _group_of(error), [_words(error)]
-            if failure == StagingFailed.__name__ and number + 1 < self._attempts:
+            may_pass = failure == StagingFailed.__name__ and not isinstance(error, StageAnew)
+            if may_pass and number + 1 < self._attempts:
                 raise  # Spark tries this task again, and no other
         yield pa.RecordBatch.from_pydict(
             {

@@ -7,7 +7,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 
 from semel.memory.sink import MemorySink  # noqa: E402  needs pyarrow for batches
-from semel.pipeline.sink import Receipt  # noqa: E402
+from semel.pipeline.sink import Receipt, StageAnew  # noqa: E402
 from semel.pipeline.txn import CycleId, Scope  # noqa: E402
 from semel.spark.staging import Tee, shared_rows  # noqa: E402
 
@@ -58,3 +58,18 @@ def test_every_sink_gets_the_rows_of_its_place():
     assert [receipt.tally.rows for receipt in receipts] == [2, 1, 2]
     assert receipts[0].tally == receipts[2].tally
     assert all(isinstance(receipt, Receipt) for receipt in receipts)
+
+
+class Refusing:
+    """A stager that can only say that rows are refused, not which ones."""
+
+    def open(self, task):
+        raise StageAnew("a constraint")
+
+
+def test_a_task_whose_rows_must_be_staged_in_another_way_is_not_tried_again():
+    pytest.importorskip("pyspark")
+
+    (told,) = Tee([("sink", Refusing())], attempts=4)([])
+
+    assert told.to_pylist() == [{"sink": 0, "receipt": "a constraint", "failure": "StagingFailed"}]

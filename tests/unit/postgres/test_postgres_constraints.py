@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from semel.errors import Permanent
-from semel.pipeline.sink import SinkRetryable
+from semel.pipeline.sink import SinkRetryable, StageAnew
 from semel.postgres.sink import PostgresSink
 from tests.unit.postgres.postgres_place import (
     committed,
@@ -57,7 +57,7 @@ def test_a_deferred_foreign_key_is_checked_before_the_decision(url, database, mo
     if mode == "staging":
         assert 'column "id"; rows (id) = (2)' in refused(sink, [row(2)])
     else:
-        with pytest.raises(Permanent, match='violates foreign key constraint "entries_id_fkey"'):
+        with pytest.raises(StageAnew, match='violates foreign key constraint "entries_id_fkey"'):
             stage(sink, txn(), [row(2)])
 
     assert [number for number, _, _ in rows_of(database)] == [1]

@@ -9,7 +9,12 @@ import pyarrow as pa
 import pytest
 
 from semel.errors import Retryable
+from semel.memory.ledger import MemoryLedger
+from semel.pipeline.cycle import CommitFatal, CycleRefused
+from semel.pipeline.driver import Driver
 from semel.pipeline.sink import SinkFatal, SinkOK
+from semel.pipeline.source import BatchRange
+from semel.pipeline.txn import CycleId
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
 from semel.testing.services import PostgresServer
@@ -70,6 +75,28 @@ def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, da
     assert left_behind(database) == []
     committed(sink, [row(1)])
     assert len(rows_of(database)) == 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "prepared"])
+def test_a_row_that_a_task_could_not_write_is_named_by_one_more_attempt(url, database, mode):
+    database.execute("ALTER TABLE entries ADD CHECK (amount > 0)")
+    sink = PostgresSink(url, "entries", mode=mode)
+    driver = Driver("payments", MemoryLedger(), [sink])
+    driver.start()
+    generation = driver.ledger.open_generation(driver.lease, "test").number
+
+    outcome = driver.run_cycle(
+        CycleId(driver.scope, generation, 0),
+        lambda: BatchRange.of_offsets({"": (0, 2)}),
+        lambda of: {sink.name: stage(sink, of, [row(1)], [row(2, "-1.00")])},
+    )
+
+    assert isinstance(outcome, CommitFatal)
+    assert isinstance(outcome.cause, CycleRefused)
+    assert "rows (id) = (2)" in outcome.reason
+    assert len(driver.ledger.history(driver.scope, 9)) == 2
+    assert left_behind(database) == []
+    driver.stop()
 
 
 @pytest.mark.parametrize(

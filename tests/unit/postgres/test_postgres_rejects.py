@@ -17,6 +17,7 @@ from semel.pipeline.driver import Driver
 from semel.pipeline.sink import SinkFatal, SinkOK
 from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId
+from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
 from tests.unit.postgres.postgres_place import (
     committed,
@@ -90,6 +91,63 @@ def test_a_batch_of_nothing_but_rejects_is_a_cycle_too(url, numbers):
 
     assert rows_of(numbers, "SELECT * FROM numbers") == []
     assert len(rejected(numbers)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("REVOKE INSERT ON numbers FROM payer", "permission denied for table numbers"),
+        ("ALTER TABLE numbers DROP COLUMN note", 'column "note" of relation "numbers" does not'),
+        ("DROP FUNCTION checked", "function checked() does not exist"),
+    ],
+)
+def test_what_is_not_about_a_row_fails_the_batch_and_diverts_none(url, numbers, change, words):
+    numbers.execute(
+        "CREATE FUNCTION checked() RETURNS bigint LANGUAGE sql AS 'SELECT 1';"
+        "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql "
+        "AS 'BEGIN PERFORM checked(); RETURN NEW; END';"
+        "CREATE TRIGGER noting BEFORE INSERT ON numbers FOR EACH ROW EXECUTE FUNCTION noted();"
+        "CREATE ROLE payer LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO payer;"
+        "GRANT CREATE ON SCHEMA public TO payer; CREATE SCHEMA semel AUTHORIZATION payer"
+    )
+    sink = PostgresSink(url.replace("postgres@", "payer@"), "numbers", rejects="bad")
+    try:
+        sink.check(SCHEMA)
+        committed(sink, ROWS[:4], schema=SCHEMA)
+        of = txn()
+        receipts = stage(sink, of, ROWS[1:2], ROWS[4:6], schema=SCHEMA)
+        numbers.execute(change)
+
+        outcome = sink.prepare(of, receipts)
+
+        assert isinstance(outcome, SinkFatal)
+        assert words in outcome.reason
+        assert len(rejected(numbers)) == 3
+        assert isinstance(sink.abort(of, None), SinkOK)
+    finally:
+        pool().close_all()
+        numbers.execute("DROP OWNED BY payer CASCADE; DROP ROLE payer")
+
+
+@pytest.mark.parametrize("bad", [ROWS[1], ROWS[4]])
+def test_a_batch_of_almost_nothing_but_rejects_is_refused_with_the_reason(url, numbers, bad):
+    sink, of = PostgresSink(url, "numbers", rejects="bad"), txn()
+    sink.check(SCHEMA)
+    rows = [bad | {"id": 10 + n} for n in range(99)]
+    good = [{"id": n, "small": 1, "note": "fine"} for n in range(10)]
+    receipts = stage(sink, of, rows, good[:1], schema=SCHEMA)
+
+    outcome = sink.prepare(of, receipts)
+
+    assert isinstance(outcome, SinkFatal)
+    assert "more than 90 of 100 rows would be rejected" in outcome.reason
+    assert "out of range" in outcome.reason or "violates check constraint" in outcome.reason
+    assert isinstance(sink.abort(of, None), SinkOK)
+    sink.close()
+    most = PostgresSink(url, "numbers", rejects="bad", most_rejects=1.0)
+    committed(most, rows, good[:1], schema=SCHEMA)
+    committed(sink, [row | {"id": row["id"] + 1000} for row in rows[:90]], good[1:], schema=SCHEMA)
+    assert len(rejected(numbers)) == 99 + 90
 
 
 def test_nothing_is_diverted_before_the_decision_or_after_an_abort(url, numbers):
