@@ -123,6 +123,7 @@ class World:
             of, known or Known(), held or {}, self._note, is_careful=is_careful
         )
         self.rows: list[object] = []
+        self.picked: list[int] = []
         self.changes: list[MessageChange] = []
 
     def _note(self, arrival: Arrival, one: object, outcome: object) -> None:
@@ -132,6 +133,7 @@ class World:
         made = self._pass.run(arrivals)
         self.rows += made.rows.get(0, [])
         self.changes += made.changes
+        self.picked += made.picked
         return self
 
     def of(self, op: Op) -> list[MessageChange]:
@@ -379,6 +381,77 @@ def test_messages_are_noted_while_they_are_tried_after_the_process_died():
 
     assert seen == [["a"], ["b", "c"], ["b", "c"]]
     assert known.noted == []
+
+
+def test_beside_a_suspect_nothing_else_is_tried():
+    import asyncio
+
+    known = Known(suspects=dict.fromkeys("abcd", 1))
+    noted: list[list[str]] = []
+
+    async def handle(message):
+        await asyncio.sleep(0)
+        noted.append(sorted(known.noted))
+
+    World(handle, known=known, is_careful=True).run(
+        *[new(n, value(one, one), one) for n, one in enumerate("abcd")]
+    )
+
+    assert noted == [["a"], ["b"], ["c"], ["d"]]
+
+
+def test_a_note_that_was_shared_parks_no_message_even_where_one_death_would():
+    once, twice = (
+        World(rows_of, known=Known(suspects={"a": deaths}), is_careful=True, poison_attempts=1).run(
+            new(0, value("a"))
+        )
+        for deaths in (1, 2)
+    )
+
+    assert (once.outcomes, twice.outcomes) == ({"a": "success"}, {"a": "parked"})
+
+
+def test_the_error_of_an_async_handler_is_its_own_and_a_misuse_is_told_first():
+    async def handle(message):
+        return [("row", {})]
+
+    claim = SeenClaim(ClaimState.IN_PROGRESS, 1, "", False)
+
+    with pytest.raises(Misuse, match=r"'row'; there are sinks: 'rows'"):
+        World(handle).run(new(0, value("a")), new(1, value("b", "l"), "l"))
+    with pytest.raises(BeingHandled, match="'a'"):
+        World(handle, known=Known({"a": claim})).run(new(0, value("a")))
+
+
+@pytest.mark.parametrize("output", [42, {"id": 1}, ["rows"], [("rows", None)]])
+def test_a_handler_whose_output_has_no_known_form_stops_the_pipeline(output):
+    with pytest.raises(Misuse, match="must yield pairs of a sink's name and a row"):
+        World(lambda message: output).run(new(0, value("a")))
+
+
+def test_of_one_id_under_two_keys_the_first_by_offset_is_handled():
+    def picked(handler):
+        return World(handler, is_careful=True).run(
+            new(0, value("x", "k2"), "k2"),
+            new(1, value("a", "k1"), "k1"),
+            new(2, value("a", "k2"), "k2"),
+        )
+
+    by_python, by_spark = picked(rows_of), picked(None)
+
+    assert [c.source for c in by_python.of(Op.CLAIM)] == ["t/0/0", "t/0/1"]
+    assert [c.source for c in by_spark.of(Op.CLAIM)] == ["t/0/0", "t/0/1"]
+    assert by_spark.picked == [0, 1]
+
+
+def test_a_conflict_with_the_claim_does_not_make_a_repetition_one():
+    raw = value("a")
+    known = Known({"a": SeenClaim(ClaimState.COMPLETED, 1, digest_of(raw), False)})
+
+    world = World(rows_of, known=known).run(new(0, value("a", x=1)), new(1, raw))
+
+    assert [c.op for c in world.changes] == ["letter"]
+    assert world.outcomes == {"a": "duplicate_skipped"}
 
 
 def test_an_exception_is_no_death():

@@ -178,7 +178,9 @@ class Results:
 
 
 _Seen: TypeAlias = SeenWaiting | SeenClaim | None
-_Lane: TypeAlias = list[tuple[Arrival, Message | Unreadable, SeenClaim | None]]
+_Lane: TypeAlias = list[tuple[int, Message | Unreadable, SeenClaim | None]]
+"""Messages of a key, each with its place among the arrivals."""
+
 _Step: TypeAlias = Generator["_Call", Any, None]
 
 
@@ -224,14 +226,19 @@ class MessagePass:
         self._queues: dict[str, int] = {}
         """The highest place of the keys whose waiting rows are in this pass."""
 
-        self._seen: dict[str, str] = {}
+        self._seen: dict[str, tuple[int, str]] = {}
+        """By id: the number of its first arrival in this pass, and the digest of the payload."""
+
         self._versions: dict[str, _KeyVersion] = {}
         self._counts: dict[tuple[str, int, str], tuple[int, int, int]] = {}
         self._is_careful = is_careful
         self._suspects: Mapping[str, int] = reader.suspects() if is_careful else {}
         self._is_async = _is_async(settings.handler)
         self._made = Results()
-        self._arrivals: dict[str, tuple[int, Arrival]] = {}
+        self._arrivals: Sequence[Arrival] = ()
+        self._before = 0
+        """How many arrivals earlier calls have had."""
+
         self._noted = 0
         self._ended_early: set[str] = set()
         """Keys, as they are stored, of which a waiting message failed in this pass."""
@@ -242,9 +249,8 @@ class MessagePass:
         """Handle rows in their order; all rows of a route must be in one call."""
         self._made = made = Results()
         read = [self._of.reading.read(one.record) for one in arrivals]
-        self._arrivals = {}
-        for place, (arrival, one) in enumerate(zip(arrivals, read, strict=True)):
-            self._arrivals.setdefault(one.id, (place, arrival))
+        self._before += len(self._arrivals)
+        self._arrivals = arrivals
         if not self._is_careful:
             # One id under two keys is found by the claim's key, and then by a careful pass.
             self._seen.clear()
@@ -252,9 +258,15 @@ class MessagePass:
         if self._of.settings.versioned:
             self._read_versions(read)
         lanes: dict[str, _Lane] = {}
-        for arrival, one in zip(arrivals, read, strict=True):
-            claim = known.get(one.id) if arrival.waiting is None else None
-            lanes.setdefault(self._route(arrival, one), []).append((arrival, one, claim))
+        for place, (arrival, one) in enumerate(zip(arrivals, read, strict=True)):
+            claim = None
+            if arrival.waiting is None:
+                claim = known.get(one.id)
+                digest = _digest(one)
+                # The first by source order: lanes are handled in another.
+                if claim is None or claim.payload_hash in ("", digest):
+                    self._seen.setdefault(one.id, (self._before + place, digest))
+            lanes.setdefault(self._route(arrival, one), []).append((place, one, claim))
         self._noted = 0
         for some, ids in self._groups([*lanes.values()]):
             if ids:
@@ -323,14 +335,15 @@ class MessagePass:
     def _groups(self, lanes: list[_Lane]) -> Iterator[tuple[list[_Lane], list[str]]]:
         """Yield the lanes with what to note: all at once, or those without suspects in groups.
 
-        Suspects are noted one by one when their turn comes.
+        Suspects are noted one by one when their turn comes, and nothing else runs meanwhile: what
+        is under way when a process dies is suspected of it.
         """
         if not self._is_careful:
             yield lanes, []
             return
         suspected = [lane for lane in lanes if self._ids(lane) & self._suspects.keys()]
         others = [lane for lane in lanes if not self._ids(lane) & self._suspects.keys()]
-        yield suspected, []
+        yield from (([lane], []) for lane in suspected)
         for at in range(0, len(others), NOTED_AT_ONCE):
             group = others[at : at + NOTED_AT_ONCE]
             yield group, sorted(set().union(*map(self._ids, group)))
@@ -352,31 +365,36 @@ class MessagePass:
             async with limit:
                 await _drive_async(step, self._of.settings.handler_seconds)
 
-        async with asyncio.TaskGroup() as tasks:
-            for step in steps:
-                tasks.create_task(drive(step))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for step in steps:
+                    tasks.create_task(drive(step))
+        except BaseExceptionGroup as group:
+            # Without the group, which hides the class of what it holds.
+            raise min(group.exceptions, key=lambda one: not isinstance(one, Misuse)) from None
 
     # One key
 
     def _lane(self, rows: _Lane) -> _Step:
-        queue: list[tuple[Arrival, Message | Unreadable, SeenWaiting]] = []
-        for arrival, one, _ in rows:
+        queue: list[tuple[int, Message | Unreadable, SeenWaiting]] = []
+        for place, one, _ in rows:
+            arrival = self._arrivals[place]
             if arrival.waiting is not None:
-                queue.append((arrival, one, arrival.waiting))
+                queue.append((place, one, arrival.waiting))
                 key = one.key if isinstance(one, Message) else arrival.waiting.key
                 if key is not None:
                     self._queues[stored_id(key)] = arrival.waiting.place
         yield from self._drain(queue)
-        for arrival, one, claim in rows:
-            if arrival.waiting is None:
-                outcome = yield from self._arrived(one, claim)
-                self._note(arrival, one, outcome)
+        for place, one, claim in rows:
+            if self._arrivals[place].waiting is None:
+                outcome = yield from self._arrived(place, one, claim)
+                self._note(place, one, outcome)
 
-    def _drain(self, queue: list[tuple[Arrival, Message | Unreadable, SeenWaiting]]) -> _Step:
+    def _drain(self, queue: list[tuple[int, Message | Unreadable, SeenWaiting]]) -> _Step:
         """Handle a key's waiting messages in order, until one has to wait on."""
         while queue:
             at = self._next_of([one for _, one, _ in queue])
-            arrival, one, waiting = queue[at]
+            place, one, waiting = queue[at]
             key = one.key if isinstance(one, Message) else waiting.key
             has_failed = key is not None and stored_id(key) in self._ended_early
             if waiting.waits is Waits.PARKED or not waiting.is_due or has_failed:
@@ -386,8 +404,8 @@ class MessagePass:
             if isinstance(one, Unreadable):
                 outcome: Outcome = self._unread(one, waiting)
             else:
-                outcome = yield from self._tried(one.tried(waiting.attempts + 1), waiting)
-            self._note(arrival, one, outcome)
+                outcome = yield from self._tried(place, one.tried(waiting.attempts + 1), waiting)
+            self._note(place, one, outcome)
             if isinstance(outcome, RetryStored | ParkedAway) and self._holds(key):
                 self._hold(key)
                 self._ended_early.add(stored_id(key or ""))
@@ -410,9 +428,9 @@ class MessagePass:
             self._stuck.setdefault(stored, self._queues.get(stored))
 
     def _arrived(
-        self, one: Message | Unreadable, claim: SeenClaim | None
+        self, place: int, one: Message | Unreadable, claim: SeenClaim | None
     ) -> Generator[_Call, Any, Outcome]:
-        outcome = self._known(one, claim)
+        outcome = self._known(place, one, claim)
         if outcome is not None:
             if isinstance(one, Message) and outcome == Skipped() and claim is not None:
                 yield from self._invoke_again(one, claim)
@@ -426,21 +444,22 @@ class MessagePass:
             self._end(message, claim, ClaimState.PARKED, marker=BEHIND, attempts=0)
             self._wait(message, Waits.BEHIND, attempts=0)
             return RetryStored()
-        return (yield from self._tried(message, claim))
+        return (yield from self._tried(place, message, claim))
 
-    def _known(self, one: Message | Unreadable, claim: SeenClaim | None) -> Outcome | None:
+    def _known(
+        self, place: int, one: Message | Unreadable, claim: SeenClaim | None
+    ) -> Outcome | None:
         """Return what becomes of a message that is known; None if it may be handled.
 
         Raises:
             BeingHandled: a service holds it; the attempt must be repeated.
         """
-        digest = one.digest if isinstance(one, Message) else digest_of(one.record.value)
-        earlier = self._seen.get(one.id)
-        if earlier is not None:
-            return Skipped() if earlier == digest else self._conflict(one, earlier)
-        if claim is not None and claim.payload_hash and claim.payload_hash != digest:
+        digest = _digest(one)
+        if claim is not None and claim.payload_hash not in ("", digest):
             return self._conflict(one, claim.payload_hash)
-        self._seen[one.id] = digest
+        number, earlier = self._seen[one.id]
+        if number != self._before + place:
+            return Skipped() if earlier == digest else self._conflict(one, earlier)
         if claim is None:
             return None
         match claim.state:
@@ -459,19 +478,20 @@ class MessagePass:
             case ClaimState.FAILED_RETRYABLE:
                 return None
 
-    def _tried(self, message: Message, seen: _Seen) -> Generator[_Call, Any, Outcome]:
+    def _tried(self, place: int, message: Message, seen: _Seen) -> Generator[_Call, Any, Outcome]:
         """Handle a message whose turn it is."""
         stored = stored_id(message.id)
         tries = self._suspects.get(stored, 0)
-        if tries >= self._of.settings.poison_attempts:
+        # The first note is shared: it does not tell which message the process died of.
+        if tries >= max(self._of.settings.poison_attempts, 2):
             self._reader.clear([stored])
             return self._failed(message, _crashed(tries), seen, parks=True)
-        effects = _Effects()
+        effects = _Effects(place)
         if tries:
             self._reader.note([stored])
         try:
             outcome = yield from self._apply(message, effects)
-        except NoSuchSink:
+        except UnusableOutput:
             raise
         except Exception as error:  # noqa: BLE001  handlers raise what they like
             failure = self._of.classification.classify(error)
@@ -534,13 +554,13 @@ class MessagePass:
         if self._of.handler is not None:
             yield from self._call(effects, self._of.handler, message)
             return
-        place, arrival = self._arrivals[message.id]
-        if arrival.failure is not None:
-            code, reason = arrival.failure
+        failure = self._arrivals[effects.place].failure
+        if failure is not None:
+            code, reason = failure
             known = CODES.get(code)
             may_pass = known in RETRYABLE_CLASSES
             raise (RetryableMessageError if may_pass else NonRetryableMessageError)(reason, code)
-        effects.picked.append(place)
+        effects.picked.append(effects.place)
 
     def _call(
         self, effects: _Effects, function: Callable[..., Any], message: Message, *more: Any
@@ -571,6 +591,8 @@ class MessagePass:
                 for one in _outputs(outputs)
                 if isinstance(one, Send)
             ]
+        except UnusableOutput:
+            raise
         except Exception as error:  # noqa: BLE001  its effect is durable: only the sending failed
             self._attempt(message, self._of.classification.classify(error))
         else:
@@ -792,7 +814,8 @@ class MessagePass:
         )
         return _entry_change(message, ordinal, entry)
 
-    def _note(self, arrival: Arrival, one: Message | Unreadable, outcome: Outcome) -> None:
+    def _note(self, place: int, one: Message | Unreadable, outcome: Outcome) -> None:
+        arrival = self._arrivals[place]
         self._on_outcome(arrival, one, outcome)
         if arrival.waiting is None:
             self._noted += 1
@@ -806,6 +829,9 @@ class MessagePass:
 class _Effects:
     """What the calls for one message have made; kept only if none of them fails."""
 
+    place: int = 0
+    """Of the message, among the arrivals."""
+
     changes: list[MessageChange] = field(default_factory=list)
     rows: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     picked: list[int] = field(default_factory=list)
@@ -817,8 +843,12 @@ class _Effects:
         return self.sent[one.topic] - 1
 
 
-class NoSuchSink(Misuse):
-    """A handler yields a row for a sink that the pipeline does not have: no message can pass."""
+class UnusableOutput(Misuse):
+    """What a handler yields has another form than it must have: no message can pass."""
+
+
+class NoSuchSink(UnusableOutput):
+    """A handler yields a row for a sink that the pipeline does not have."""
 
     def __init__(self, name: str, sinks: list[str]) -> None:
         super().__init__(name, sinks)
@@ -913,7 +943,7 @@ def _outputs(result: Any) -> Iterable[Any]:
         return (result,)
     if isinstance(result, Iterable) and not isinstance(result, str | bytes | Mapping):
         return result
-    raise Misuse(
+    raise UnusableOutput(
         f"the handler returned {type(result).__name__}: it must yield pairs of a sink's name and "
         f"a row, or Send messages"
     )
@@ -924,13 +954,17 @@ def _row_of(output: Any) -> tuple[str, Mapping[str, Any]]:
         case (str(name), Mapping() as row):
             return name, row
         case _:
-            raise Misuse(
+            raise UnusableOutput(
                 f"the handler yields {type(output).__name__}: it must yield pairs of a sink's "
                 f"name and a row (a mapping), or Send messages"
             )
 
 
 # Parts of changes
+
+
+def _digest(one: Message | Unreadable) -> str:
+    return one.digest if isinstance(one, Message) else digest_of(one.record.value)
 
 
 def _gap_change(gap: Gap) -> MessageChange:

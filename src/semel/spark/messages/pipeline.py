@@ -32,7 +32,7 @@ from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
 from semel.pipeline.txn import SinkTxnId
 from semel.policy.model import Policy
-from semel.policy.vocabulary import Engine, RetryMode
+from semel.policy.vocabulary import Engine, RetryMode, Strategy
 from semel.spark.exactly_once import ExactlyOnce
 from semel.spark.messages.frames import (
     MADE,
@@ -129,10 +129,11 @@ class MessagePipeline(ExactlyOnce):
         if isinstance(policy, str | Path):
             policy = Policy.load(policy)
         settings, most_at_once, place = _settings_of(policy, consumer)
+        by_version = settings.versioned or _upserts_by_version(policy, consumer)
         reading = reading or Reading(
             id_from=id_from or place or FromHeader(MESSAGE_ID_HEADER),
             key_from=key_from or FromKey(),
-            version_from=version_from or (FromPayload("version") if settings.versioned else None),
+            version_from=version_from or (FromPayload("version") if by_version else None),
         )
         if place is not None and reading.id_from != place:
             raise Misuse(
@@ -319,6 +320,12 @@ def _settings_of(
         )
     retry = replace(settings.retry, mode=RetryMode.RETRY_TABLE)
     return replace(settings, retry=retry, holds_keys=None), most_at_once, place
+
+
+def _upserts_by_version(policy: Policy | ConsumerSettings | None, consumer: str) -> bool:
+    if not isinstance(policy, Policy):
+        return False
+    return policy.consumer(consumer).idempotency.strategy is Strategy.AGGREGATE_VERSION_UPSERT
 
 
 def _places(sinks: Sequence[TwoPhaseSink]) -> dict[str, int]:
