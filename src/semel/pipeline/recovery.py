@@ -117,6 +117,9 @@ def check_places(
         if was is None and not is_adopted:
             _refuse_known(sink.name, scope, place, known, configured)
             _refuse_filled(sink.name, scope, place, sink.tenants(), configured)
+    for sink in sinks:
+        if isinstance(sink, SharesTransaction):
+            _refuse_parents_apart(sink, sink.name, holders)
     return found
 
 
@@ -129,6 +132,21 @@ def _refuse_apart(sink: SharesTransaction, place: str, other: str, key: Hashable
             f"because their URLs, roles or bookkeeping schemas differ, and would wait for each "
             f"other's rows: give them the same ones, or write the rows with one of the two"
         )
+
+
+def _refuse_parents_apart(
+    sink: SharesTransaction, name: str, holders: Mapping[str, tuple[str, Hashable]]
+) -> None:
+    """Refuse a sink that would not see the new rows of another one, to which its own refer."""
+    for place in sink.find_parents():
+        parent, key = holders.get(place, ("", sink.transaction_key))
+        if key != sink.transaction_key:
+            raise Misuse(
+                f"rows of sink {name!r} refer to rows of sink {parent!r} by a foreign key, and do "
+                f"not see those of the same batch, because the URLs, roles or bookkeeping schemas "
+                f"differ, and with them the transactions: give both sinks the same ones, and list "
+                f"{parent!r} first"
+            )
 
 
 def _refuse_known(

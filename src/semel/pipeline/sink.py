@@ -357,6 +357,9 @@ class SharesTransaction(Protocol):
     def join(self, sinks: Sequence[Any]) -> None:
         """Form a group with *sinks*, of which this is one; called before the first batch."""
 
+    def find_parents(self) -> Sequence[str]:
+        """Return the places whose rows must be there before rows of this sink can refer to them."""
+
     def prepare_all(
         self, txn: SinkTxnId, receipts: Mapping[str, Sequence[Receipt]]
     ) -> Mapping[str, SinkOutcome]:

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import PGconn, Ping, TransactionStatus
+from psycopg.pq import Conninfo, PGconn, Ping, TransactionStatus
 
 from semel.errors import Misuse, Permanent, Retryable, SemelError, servers_words
 from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable
@@ -119,10 +119,18 @@ class Address:
         return cls(resolve(url, password), masked(url), dict(options), most_connections)
 
     @property
+    def database(self) -> Hashable:
+        """What is equal for two spellings of one server, database and login."""
+        return database_of(self.url, self.options)
+
+    @property
     def variant(self) -> str:
-        """What else distinguishes two databases or logins: options override the URL."""
-        told = repr(sorted((name, str(value)) for name, value in self.options.items()))
-        return hashlib.sha256(told.encode()).hexdigest()
+        """All settings but the password, which may change: sessions may differ in any of them."""
+        try:
+            told = conninfo_to_dict(self.url, **self.options) | {"password": ""}
+        except psycopg.Error:
+            told = {"url": self.label}
+        return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()
 
     def connect(self, application: str) -> Connection:
         """Open a session with semel's settings, in autocommit.
@@ -170,12 +178,29 @@ class Login:
 
     def key(self, schema: str) -> Hashable:
         """Return what is equal for sinks of one server, database, role and bookkeeping schema."""
-        try:
-            found = conninfo_to_dict(self.url, **self.options)
-        except psycopg.Error:
-            return object()  # the first connection explains what is wrong
-        told = sorted((name, str(v)) for name, v in found.items() if name != "password")
-        return (*told, schema)
+        return database_of(self.url, self.options), schema
+
+
+# What distinguishes two servers, databases or logins.  Other settings say how to connect, and a
+# transaction that several sinks share uses those of the first one.
+_IDENTIFYING: Final = ("hostaddr", "dbname", "user", "options", "service", "target_session_attrs")
+
+
+def database_of(url: str, options: Mapping[str, Any]) -> Hashable:
+    """Return what is equal for two spellings of one server, database and login."""
+    try:
+        found = conninfo_to_dict(url, **options)
+    except psycopg.Error:
+        return masked(url)  # the first connection explains what is wrong
+    defaults = {o.keyword.decode(): o.val.decode() for o in Conninfo.get_defaults() if o.val}
+    told = {name: str(value) for name, value in {**defaults, **found}.items() if value}
+    told.setdefault("dbname", told.get("user", ""))
+    host = told.get("host", "")
+    host = host if "/" in host else host.lower()  # a socket's folder keeps its case
+    # One port for all hosts may be written once, or for each.
+    ports = [port or defaults["port"] for port in told["port"].split(",")]
+    same = ports[:1] if len({*ports}) == 1 else ports
+    return (host, *(told.get(name, "") for name in _IDENTIFYING), *same)
 
 
 def application_name(scope: Scope | None, epoch: int = 0) -> str:
@@ -190,8 +215,8 @@ def epoch_of(application: str, scope: Scope) -> int | None:
     return int(number) if application.startswith(prefix) and number.isdecimal() else None
 
 
-_Key: TypeAlias = tuple[str, str, str]
-"""Label, application and variant: sessions with equal ones are interchangeable."""
+_Key: TypeAlias = tuple[Hashable, str, str]
+"""Database, application and variant: sessions with equal ones are interchangeable."""
 
 
 class Pool:
@@ -202,9 +227,9 @@ class Pool:
         self._changed = threading.Condition()
         self._idle: dict[_Key, list[tuple[float, Connection]]] = defaultdict(list)
         self._lent: dict[int, tuple[_Key, Connection]] = {}
-        self._opening: Counter[str] = Counter()
-        self._worked: set[tuple[str, str]] = set()
-        """Label and variant of the logins that have succeeded."""
+        self._opening: Counter[Hashable] = Counter()
+        self._worked: set[Hashable] = set()
+        """The databases and logins that have answered."""
 
         self._reaper: threading.Timer | None = None
 
@@ -216,12 +241,12 @@ class Pool:
         Raises:
             Retryable: all are lent, or the server does not answer.
         """
-        key = (address.label, application, address.variant)
-        most = address.most_connections or MOST_CONNECTIONS
+        database, most = address.database, address.most_connections or MOST_CONNECTIONS
+        key = (database, application, address.variant)
         with self._changed:
             deadline = time.monotonic() + _WAIT_SECONDS
             spare = purpose is Purpose.STATEMENT
-            while self._count_lent(address.label) >= most + spare:
+            while self._count_lent(database) >= most + spare:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise Retryable(
                         f"{address.label}: all {most} connections of this process are in use; "
@@ -233,25 +258,25 @@ class Pool:
                     self._lent[id(connection)] = (key, connection)
                     return connection
                 connection.close()
-            self._make_room(address.label, most + spare)
-            self._opening[address.label] += 1  # counts now, so that two threads respect the limit
+            self._make_room(database, most + spare)
+            self._opening[database] += 1  # counts now, so that two threads respect the limit
         try:
             connection = self._open(address, application, deadline)
             with self._changed:
                 self._lent[id(connection)] = (key, connection)
-                self._worked.add(key[::2])
+                self._worked.add(database)
             return connection
         finally:
             with self._changed:
-                self._opening[address.label] -= 1
+                self._opening[database] -= 1
                 self._changed.notify_all()
 
-    def _make_room(self, label: str, most: int) -> None:
+    def _make_room(self, database: Hashable, most: int) -> None:
         """Close the oldest idle connections of other owners in this process, beyond the limit."""
         idle = [
-            (at, key) for key, found in self._idle.items() if key[0] == label for at, _ in found
+            (at, key) for key, found in self._idle.items() if key[0] == database for at, _ in found
         ]
-        for _, key in sorted(idle)[: max(0, self._count_lent(label) + len(idle) + 1 - most)]:
+        for _, key in sorted(idle)[: max(0, self._count_lent(database) + len(idle) + 1 - most)]:
             self._idle[key].pop(0)[1].close()
 
     def _open(self, address: Address, application: str, deadline: float) -> Connection:
@@ -265,10 +290,10 @@ class Pool:
             try:
                 return address.connect(application)
             except Retryable:
-                worked = address.has_worked or (address.label, address.variant) in self._worked
+                worked = address.has_worked or address.database in self._worked
                 if not worked or time.monotonic() + pause > deadline or not address.answers():
                     raise
-            self.close_idle(label=address.label)
+            self.close_idle(database=address.database)
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -283,12 +308,12 @@ class Pool:
                 connection.close()
             self._changed.notify_all()
 
-    def close_idle(self, older_than_seconds: float = 0.0, label: str | None = None) -> None:
+    def close_idle(self, older_than_seconds: float = 0.0, database: Hashable = None) -> None:
         """Close connections that were not used for a while."""
         now = time.monotonic()
         with self._changed:
             for key, waiting in self._idle.items():
-                if label not in (None, key[0]):
+                if database not in (None, key[0]):
                     continue
                 for entry in [e for e in waiting if now - e[0] >= older_than_seconds]:
                     waiting.remove(entry)
@@ -302,10 +327,10 @@ class Pool:
             self._lent.clear()
         self.close_idle()
 
-    def _count_lent(self, label: str) -> int:
+    def _count_lent(self, database: Hashable) -> int:
         """Count the lent connections that the server has not ended, and those being opened."""
-        return self._opening[label] + sum(
-            key[0] == label and not connection.closed and not _has_ended(connection)
+        return self._opening[database] + sum(
+            key[0] == database and not connection.closed and not _has_ended(connection)
             for key, connection in self._lent.values()
         )
 

@@ -347,7 +347,7 @@ class SinkDatabase:
         """Roll back held transactions and close idle connections."""
         for txn in [*self._held]:
             self.release(txn)
-        pool().close_idle(label=self.address.label)
+        pool().close_idle(database=self.address.database)
 
 
 def give_back(connection: Connection) -> None:

@@ -42,6 +42,7 @@ from semel.postgres.checks import (
 from semel.postgres.connect import OWN_PATH, Address, Connection, Login, outcome_of
 from semel.postgres.database import SinkDatabase
 from semel.postgres.prepared import Prepared, TaskTransaction, roll_back, shared_name
+from semel.postgres.schema import find_target
 from semel.postgres.staging import Diverted, Outcomes, Part, Staging, TaskTable, drop, pieces_of
 from semel.postgres.statements import (
     PreparedToken,
@@ -543,13 +544,16 @@ class PostgresSink:
     def find_place(self) -> str:
         """Return the server, the database and the table, with its schema."""
         with self._database.asking() as connection:
-            found = connection.execute(
-                "SELECT system_identifier, current_database() FROM pg_catalog.pg_control_system()"
-            ).fetchone()
-            assert found is not None
-            return (
-                f"{self._kind} {self._table(connection)} of database {found[1]} (server {found[0]})"
-            )
+            return f"{self._kind} {self._table(connection)} {_where(connection)}"
+
+    def find_parents(self) -> list[str]:
+        """Return the places of the tables that this one's foreign keys refer to."""
+        with self._database.asking() as connection:
+            found = find_target(connection, self._wanted.table)
+            if isinstance(found, str):
+                return []
+            where = _where(connection)
+            return [f"table {name} {where}" for name in found.parents - {found.name}]
 
     _kind = "table"
 
@@ -670,6 +674,15 @@ def _of_one_mode(txn: SinkTxnId, parts: Sequence[Part]) -> list[Part]:
         raise NeedsOperator(f"{txn}: its sinks have staged rows in different modes")
     (mode,) = modes
     return [replace(part, promise=replace(part.promise, mode=mode)) for part in parts]
+
+
+def _where(connection: Connection) -> str:
+    """Name the database and the server, as they name themselves."""
+    found = connection.execute(
+        "SELECT system_identifier, current_database() FROM pg_catalog.pg_control_system()"
+    ).fetchone()
+    assert found is not None
+    return f"of database {found[1]} (server {found[0]})"
 
 
 pa: Any = require("pyarrow", "postgres")

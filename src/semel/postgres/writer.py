@@ -237,7 +237,7 @@ class TaskStager:
         if not self.shared:
             alone = TaskSession(self.address, self.application, self.sink)
             return TaskWriter(alone, self.place(self, task, self.sink))
-        key = (self.address.label, self.application, self.shared, self.place, self.txn, task)
+        key = (self.address.database, self.application, self.shared, self.place, self.txn, task)
         found = _SESSIONS.get(key)
         if found is None or found.is_over:
             found = _SESSIONS[key] = TaskSession(self.address, self.application, self.sink)

@@ -296,6 +296,43 @@ def test_only_sinks_of_the_same_database_role_and_books_are_joined(url):
     assert in_groups([a, *others, b, same]) == [(a, b, same), *((other,) for other in others)]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "options"),
+    [
+        ("u@h/db", "u@h:5432/db", {}),
+        ("u@h/db", "u:pw@H/db?connect_timeout=3&application_name=x&sslmode=require", {}),
+        ("u@h/u", "u@h", {"keepalives_idle": 5}),
+        ("u@h1,h2/db", "u@h1:5432,h2:5432/db", {}),
+    ],
+)
+def test_sinks_are_joined_by_their_database_and_not_by_its_spelling(one, other, options):
+    a = PostgresSink(f"postgresql://{one}", "a", name="a")
+    b = PostgresSink(f"postgresql://{other}", "b", name="b", connect=options)
+
+    assert in_groups([a, b]) == [(a, b)]
+
+
+def test_parents_and_children_come_in_one_batch_however_their_database_is_spelled(
+    url, database, family
+):
+    parents, children = couple(url)
+    children = PostgresSink(f"{url}?connect_timeout=9&application_name=mine", "children", name="c")
+    driver, generation = started([parents, children])
+
+    assert isinstance(ran(driver, generation, 0, *family_rows((1, 10))), CommitSucceeded)
+
+    assert counts(database) == (1, 1)
+    driver.stop()
+
+
+def test_a_foreign_key_between_two_transactions_is_refused_at_the_start(url, database, family):
+    parents, _ = couple(url)
+    other = url.replace("127.0.0.1", "localhost")
+
+    with pytest.raises(Misuse, match="'children' refer to rows of sink 'parents' by a foreign key"):
+        started([parents, PostgresSink(other, "children", name="children")])
+
+
 def test_the_modes_of_a_group_are_one_mode(url, database):
     database.execute("CREATE TABLE parents (id bigint)")
     database.execute("CREATE TABLE children (id bigint, parent bigint)")
