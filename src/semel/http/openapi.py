@@ -71,7 +71,7 @@ CALLS: Final = (
     ),
     ProtocolCall(
         *("POST", "/rename/{scope}", "_rename"),
-        "Give the mark and the epoch of a scope to another one",
+        "Give the mark and the epoch of a scope to another one; an older epoch is refused",
         *("Rename", "", (400, 409)),
     ),
     ProtocolCall("GET", "/scopes", "_scopes", "List the scopes with their marks", answer="Scopes"),

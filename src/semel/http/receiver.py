@@ -1,21 +1,23 @@
 """The reference receiver: an ASGI application to mount under a path of a service.
 
-    app.mount("/semel", receiver("sqlite:///received.db"))
+    app.mount("/semel", receiver("sqlite:///received.db", allow=knows_the_token))
 
-Authentication is the service's: its middleware runs before.
+The middleware of the service runs before; its dependencies, as FastAPI's, do not.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from semel.errors import require
 from semel.http.client import EPOCH
 from semel.http.openapi import CALLS, document
 from semel.http.store import Apply, ReceiverStore, Refusal, keep_rows
-from semel.pipeline.txn import ID
+from semel.pipeline.txn import Scope, checked_name
 
 requests: Any = require("starlette.requests", "receiver")
 responses: Any = require("starlette.responses", "receiver")
@@ -31,23 +33,27 @@ _SLUG: Final = re.compile(r"[0-9a-f]{20}")
 _TASK: Final = re.compile(r"[A-Za-z0-9-]{1,80}")
 
 
-def receiver(url: str, apply: Apply = keep_rows) -> Any:
+Allow: TypeAlias = Callable[[Mapping[str, str]], bool]
+"""Gets the headers of a request, their names in lower case; says whether it may be answered."""
+
+
+def receiver(url: str, apply: Apply = keep_rows, *, allow: Allow | None = None) -> Any:
     """Make the ASGI application of a receiver with its tables in the database *url*.
 
     ``apply(connection, cycle, rows)`` writes the rows of a cycle with the connection of the
     commit's transaction; without it, they go into the table ``semel_received``.
+    ``allow(headers)`` checks the login of each request: 401 where it is false.
     """
     store = ReceiverStore(url, apply)
-    routes = [
-        _route(
-            call.path.replace("{number}", "{number:int}"),
-            call.method,
-            store,
-            HANDLERS[call.handler],
-        )
+    named = [
+        (call.path.replace("{number}", "{number:int}"), call.method, HANDLERS[call.handler])
         for call in CALLS
     ]
-    app = applications.Starlette(routes=[*routes, _route("/openapi.json", "GET", store, _document)])
+    routes = [
+        _route(path, method, partial(handle, store), allow)
+        for path, method, handle in [*named, ("/openapi.json", "GET", _document)]
+    ]
+    app = applications.Starlette(routes=routes)
     app.state.store = store
     return app
 
@@ -67,34 +73,50 @@ class _Call:
         self.number = path.get("number", 0)
 
 
-Handler: TypeAlias = Callable[[ReceiverStore, _Call], Any]
+Act: TypeAlias = Callable[[], Any]
+Handler: TypeAlias = Callable[[ReceiverStore, _Call], Act]
+"""Reads a request, and returns what is to be done for it."""
 
 
-def _route(path: str, method: str, store: ReceiverStore, handle: Handler) -> Any:
+def _route(path: str, method: str, handle: Callable[[_Call], Act], allow: Allow | None) -> Any:
     async def endpoint(request: Any) -> Any:
+        if allow is not None and not allow(request.headers):
+            return responses.JSONResponse({"reason": "log in"}, 401)
         try:
             body = await _body(request)
-            content = await request.json() if method == "POST" and body else {}
-            call = _Call(request, body, content)
-            found = await concurrency.run_in_threadpool(handle, store, call)
+            act = handle(
+                _Call(request, body, json.loads(body) if method == "POST" and body else {})
+            )
         except Refusal as refusal:
-            return responses.JSONResponse({"reason": refusal.reason}, refusal.status)
+            return _refused(refusal)
         except (KeyError, TypeError, ValueError) as error:
-            return responses.JSONResponse({"reason": f"not understood: {error}"}, 400)
-        return responses.JSONResponse(found)
+            return _refused(Refusal(400, f"not understood: {error}"))
+        try:
+            # What the service's own code raises is no refusal: 500, and the sink tries again.
+            return responses.JSONResponse(await concurrency.run_in_threadpool(act))
+        except Refusal as refusal:
+            return _refused(refusal)
 
-    endpoint.__name__ = handle.__name__
     typed: Callable[[Any], Awaitable[Any]] = endpoint
     return routing.Route(path, typed, methods=[method])
 
 
+def _refused(refusal: Refusal) -> Any:
+    return responses.JSONResponse({"reason": refusal.reason}, refusal.status)
+
+
 async def _body(request: Any) -> bytes:
-    if _whole(request.headers.get("Content-Length", "0")) > LARGEST_BODY_BYTES:
-        raise Refusal(413, f"a request has at most {LARGEST_BODY_BYTES} bytes")
-    found: bytes = await request.body()
-    if len(found) > LARGEST_BODY_BYTES:
-        raise Refusal(413, f"a request has at most {LARGEST_BODY_BYTES} bytes")
-    return found
+    size, parts = _whole(request.headers.get("Content-Length", "0")), []
+    if size <= LARGEST_BODY_BYTES:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > LARGEST_BODY_BYTES:
+                break
+            parts.append(part)
+        else:
+            return b"".join(parts)
+    raise Refusal(413, f"a request has at most {LARGEST_BODY_BYTES} bytes")
 
 
 def _checked(pattern: re.Pattern[str], value: str | None) -> str:
@@ -111,67 +133,72 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _put_chunk(store: ReceiverStore, call: _Call) -> Any:
+def _put_chunk(store: ReceiverStore, call: _Call) -> Act:
     if call.encoding not in ("gzip", "none"):
         raise Refusal(415, f"encoding {call.encoding[:40]!r} is not known; send gzip or none")
-    return {"digest": store.put_chunk(call.txn, call.task, call.number, call.body, call.encoding)}
+    where = call.txn, call.task, call.number
+    return lambda: {"digest": store.put_chunk(*where, call.body, call.encoding)}
 
 
-def _drop_task(store: ReceiverStore, call: _Call) -> Any:
-    store.drop_task(call.txn, call.task)
+def _drop_task(store: ReceiverStore, call: _Call) -> Act:
+    return partial(store.drop_task, call.txn, call.task)
 
 
-def _prepare(store: ReceiverStore, call: _Call) -> Any:
+def _prepare(store: ReceiverStore, call: _Call) -> Act:
     chunks = [[str(t), int(n), str(d), int(r)] for t, n, d, r in call.content["chunks"]]
-    store.prepare(call.txn, call.epoch, call.content["token"], chunks)
+    return partial(store.prepare, call.txn, call.epoch, call.content["token"], chunks)
 
 
-def _commit(store: ReceiverStore, call: _Call) -> Any:
-    store.commit(call.txn, call.content["token"])
+def _commit(store: ReceiverStore, call: _Call) -> Act:
+    return partial(store.commit, call.txn, call.content["token"])
 
 
-def _abort(store: ReceiverStore, call: _Call) -> Any:
-    store.abort(call.txn)
+def _abort(store: ReceiverStore, call: _Call) -> Act:
+    return partial(store.abort, call.txn)
 
 
-def _tidy(store: ReceiverStore, call: _Call) -> Any:
-    store.tidy(call.txn)
+def _tidy(store: ReceiverStore, call: _Call) -> Act:
+    return partial(store.tidy, call.txn)
 
 
-def _look_up(store: ReceiverStore, call: _Call) -> Any:
-    return store.look_up(call.txn)
+def _look_up(store: ReceiverStore, call: _Call) -> Act:
+    return partial(store.look_up, call.txn)
 
 
-def _pending(store: ReceiverStore, call: _Call) -> Any:
-    return store.pending(call.scope)
+def _pending(store: ReceiverStore, call: _Call) -> Act:
+    return partial(store.pending, call.scope)
 
 
-def _fence(store: ReceiverStore, call: _Call) -> Any:
-    store.fence(call.scope, int(call.content["epoch"]), _about(call))
+def _fence(store: ReceiverStore, call: _Call) -> Act:
+    return partial(store.fence, call.scope, int(call.content["epoch"]), _about(call))
 
 
-def _rename(store: ReceiverStore, call: _Call) -> Any:
-    store.rename(call.scope, _checked(_SLUG, str(call.content["to"])), _about(call))
+def _rename(store: ReceiverStore, call: _Call) -> Act:
+    to = _checked(_SLUG, str(call.content["to"]))
+    return partial(store.rename, call.scope, to, call.epoch, _about(call))
 
 
 def _about(call: _Call) -> dict[str, str]:
     about = {name: str(call.content[name]) for name in ("ledger", "app", "query", "sink")}
-    if not all(ID.fullmatch(value) for value in about.values()):
-        raise Refusal(400, "a scope has a ledger, an app, a query and a sink")
+    # Raises what a sink that lists the scopes would raise.
+    Scope(about["ledger"], about["app"], about["query"])
+    checked_name("sink", about["sink"])
     return about
 
 
-def _scopes(store: ReceiverStore, call: _Call) -> Any:
-    return store.scopes()
+def _scopes(store: ReceiverStore, call: _Call) -> Act:
+    return store.scopes
 
 
-def _scope(store: ReceiverStore, call: _Call) -> Any:
-    found = [scope for scope in store.scopes() if scope["slug"] == call.scope]
-    return found[0] if found else {"mark": None}
+def _scope(store: ReceiverStore, call: _Call) -> Act:
+    def find() -> Any:
+        return next((one for one in store.scopes() if one["slug"] == call.scope), {"mark": None})
+
+    return find
 
 
-def _document(store: ReceiverStore, call: _Call) -> Any:
-    return document()
+def _document(store: ReceiverStore, call: _Call) -> Act:
+    return document
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {

@@ -181,15 +181,22 @@ class HttpSink:
         return f"receiver {self.place}"
 
     def tenants(self) -> list[Tenant]:
-        return [
-            Tenant(Scope(one["ledger"], one["app"], one["query"]), one["sink"], one["mark"])
-            for one in self.client.request("GET", "/scopes")
-            if one["mark"]
-        ]
+        found = []
+        for one in self.client.request("GET", "/scopes"):
+            # One that no sink has named must not stop those that have nothing to do with it.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                scope = Scope(one["ledger"], one["app"], one["query"])
+                if one["mark"]:
+                    found.append(Tenant(scope, one["sink"], one["mark"]))
+        return found
 
     def rename(self, old: Tenant, new: Tenant) -> None:
         about = {"to": new.scope.slug, **_about(new.scope, new.sink)}
-        self._ask("POST", f"/rename/{old.scope.slug}", old.scope, json=about)
+        # An operator has fenced nobody: the receiver refuses if somebody does so from now on.
+        listed = self.client.request("GET", "/scopes")
+        epochs = [one["epoch"] for one in listed if one["slug"] == old.scope.slug]
+        path = f"/rename/{old.scope.slug}"
+        self.client.request("POST", path, epoch=max(epochs, default=0), json=about)
 
     def guarantee(self) -> Guarantee:
         return Guarantee(

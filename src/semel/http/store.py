@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final
 
 from semel.errors import Misuse, require
@@ -67,6 +68,12 @@ _ROWS: Final = sa.Table(
     sa.Column("row", sa.Text, nullable=False),
 )
 
+# Rows that are in memory together.
+_AT_ONCE: Final = 1_000
+
+# The proofs of so many cycles are kept; of older ones only the mark tells.
+_REMEMBERED: Final = 16
+
 Apply = Callable[[Any, str, Iterator[dict[str, Any]]], None]
 """Gets the connection of the commit's transaction, the cycle, and its rows."""
 
@@ -82,8 +89,8 @@ class Refusal(Exception):
 
 def keep_rows(connection: Any, cycle: str, rows: Iterable[dict[str, Any]]) -> None:
     """Insert the rows of a cycle into the table ``semel_received``, as JSON."""
-    found = [{"cycle": cycle, "row": json.dumps(row)} for row in rows]
-    if found:
+    rows = iter(rows)
+    while found := [{"cycle": cycle, "row": json.dumps(row)} for row in islice(rows, _AT_ONCE)]:
         connection.execute(_ROWS.insert(), found)
 
 
@@ -128,17 +135,19 @@ class ReceiverStore:
                 change = _SCOPES.update().where(_SCOPES.c.slug == slug).values(epoch=epoch)
                 connection.execute(change)
 
-    def rename(self, old: str, new: str, about: Mapping[str, str]) -> None:
+    def rename(self, old: str, new: str, epoch: int, about: Mapping[str, str]) -> None:
         """Give a scope's mark and epoch to another one; repeatable."""
         with self._locked(old) as connection:
             known, other = self._scope(connection, old), self._scope(connection, new)
+            if known is not None and epoch < known.epoch:
+                raise Refusal(409, f"epoch {epoch} was fenced by epoch {known.epoch}")
             if old != new and known is not None:
                 if other is not None and other.mark:
                     raise Refusal(409, "the new name has committed here, too")
                 connection.execute(_SCOPES.delete().filter_by(slug=new))
-                epoch = max(known.epoch, other.epoch if other is not None else 0)
+                newest = max(known.epoch, other.epoch if other is not None else 0)
                 moved = _SCOPES.update().where(_SCOPES.c.slug == old)
-                connection.execute(moved.values(slug=new, epoch=epoch))
+                connection.execute(moved.values(slug=new, epoch=newest))
             connection.execute(_SCOPES.update().where(_SCOPES.c.slug == new).values(**about))
 
     def put_chunk(self, txn: str, task: str, number: int, body: bytes, encoding: str) -> str:
@@ -204,6 +213,9 @@ class ReceiverStore:
                 raise Refusal(409, "the token differs from what is held")
             if proof is not None:
                 return
+            proved = self._proved(connection, slug)
+            if len(proved) >= _REMEMBERED and _order(txn) < _order(proved[0]):
+                raise Refusal(409, f"it is below the oldest cycle that is remembered, {proved[0]}")
             rows = self._rows(connection, txn, json.loads(held.chunks))
             self._apply(connection, f"{slug}.{cycle.partition('.')[2]}", rows)
             values = {"cycle": cycle, "txn": txn, "token": text, "at": time.time()}
@@ -216,6 +228,8 @@ class ReceiverStore:
                 raised = _SCOPES.update().where(_SCOPES.c.slug == slug).values(mark=label)
                 connection.execute(raised)
             self._forget(connection, txn)
+            old = [_cycle(one) for one in proved[: 1 - _REMEMBERED] if _order(one) < _order(txn)]
+            connection.execute(_PROOFS.delete().where(_PROOFS.c.cycle.in_(old[:_AT_ONCE])))
 
     def abort(self, txn: str) -> None:
         """Forget everything of an attempt that is not committed; leftovers of one that is, too."""
@@ -296,6 +310,11 @@ class ReceiverStore:
 
     def _prepared(self, connection: Any, txn: str) -> Any:
         return connection.execute(sa.select(_PREPARED).filter_by(txn=txn)).first()
+
+    def _proved(self, connection: Any, slug: str) -> list[str]:
+        """List the transactions of a scope that have a proof, in the order of their cycles."""
+        query = sa.select(_PROOFS.c.txn).where(_PROOFS.c.cycle.startswith(f"{slug}."))
+        return sorted(connection.execute(query).scalars(), key=_order)
 
     def _proof(self, connection: Any, cycle: str) -> Any:
         return connection.execute(sa.select(_PROOFS).filter_by(cycle=cycle)).first()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import ipaddress
 import json
@@ -10,8 +11,10 @@ import re
 from email.utils import format_datetime
 from itertools import count
 
+import httpx
 import pyarrow as pa
 import pytest
+import sqlalchemy
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -26,6 +29,7 @@ from test_http_sink import Served, Service
 from semel.errors import Misuse, Permanent, Retryable
 from semel.http.client import ANSWERS, ReceiverClient, Response, meaning
 from semel.http.receiver import receiver
+from semel.http.store import keep_rows
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable
 from semel.pipeline.txn import CycleId, Scope
 from semel.sinks import HttpSink
@@ -192,6 +196,105 @@ def test_a_service_mounts_the_receiver_and_applies_rows_in_the_transaction_of_th
 
         assert service.query("SELECT id FROM entry ORDER BY id") == [(1,), (2,)]
         sink.close()
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError])
+def test_a_fault_of_the_services_own_code_is_tried_again_and_no_refusal(tmp_path, error):
+    failures = [error("the service's own")]
+
+    def apply(connection, cycle, rows):
+        if failures:
+            raise failures.pop()
+
+    with Service(tmp_path, apply) as service:
+        sink = HttpSink(service.url, tries=1)
+        sink.fence(SCOPE, 1)
+        txn, token = prepared(sink)
+
+        outcome = sink.commit(txn, token)
+
+        assert isinstance(outcome, SinkRetryable), outcome
+        sink.close()
+        assert sink.commit(txn, token) == SinkOK()
+        sink.close()
+
+
+def test_a_body_without_a_length_is_refused_before_it_fills_the_memory(service, monkeypatch):
+    monkeypatch.setattr("semel.http.receiver.LARGEST_BODY_BYTES", 1_000)
+    read, answers = count(), []
+    path = f"/chunks/{SCOPE.slug}.g1.b0.attempt/task/0"
+
+    async def receive():
+        return {"type": "http.request", "body": b"x" * 400, "more_body": next(read) < 1_000}
+
+    async def send(message):
+        answers.append(message.get("status"))
+
+    asked = {"type": "http", "method": "PUT", "path": path, "headers": [], "query_string": b""}
+    asyncio.run(service.app(asked, receive, send))
+
+    assert answers[0] == 413
+    assert next(read) == 3
+
+
+def test_a_cycle_of_any_size_is_kept_in_slices(service):
+    store = service.app.state.store
+    widest = []
+    with store.engine.begin() as connection:
+        listen = sqlalchemy.event.listen
+        listen(connection, "before_cursor_execute", lambda *c: widest.append(len(c[3])))
+        keep_rows(connection, "cycle", ({"id": n} for n in range(2_500)))
+
+    assert widest == [1_000, 1_000, 500]
+    assert service.query("SELECT count(*) FROM semel_received") == [(2_500,)]
+
+
+def test_old_proofs_go_and_nothing_below_them_is_committed_again(service):
+    sink = HttpSink(service.url)
+    sink.fence(SCOPE, 1)
+    late = prepared(sink, 0)
+    for number in range(40):
+        assert sink.commit(*prepared(sink, number)) == SinkOK()
+
+    assert isinstance(sink.commit(*late), SinkFatal)
+
+    assert service.query("SELECT count(*) FROM semel_receiver_proof") == [(16,)]
+    assert sink.mark(SCOPE).cycle.batch == 39
+    sink.close()
+
+
+def test_a_scope_that_no_sink_can_have_is_refused_and_one_that_is_there_stops_no_start(service):
+    client = ReceiverClient(service.url)
+    about = {"ledger": "l", "app": "An App", "query": "main", "sink": "http"}
+    with pytest.raises(Permanent, match="400"):
+        client.request("POST", "/fence/" + "0" * 20, json={"epoch": 1, **about})
+    client.close()
+    service.query(
+        "INSERT INTO semel_receiver_scope VALUES "
+        "('00000000000000000000', 'l', 'An App', 'main', 'http', 1, 'g1.b0.x')"
+    )
+    sink = HttpSink(service.url)
+    sink.fence(SCOPE, 1)
+    sink.commit(*prepared(sink))
+
+    assert [tenant.scope for tenant in sink.tenants()] == [SCOPE]
+    sink.close()
+
+
+def test_a_receiver_asks_for_a_login_itself_where_its_framework_does_not(tmp_path):
+    def allow(headers):
+        return headers.get("authorization") == "Bearer right"
+
+    app = receiver(f"sqlite:///{tmp_path / 'received.db'}", allow=allow)
+    with Served(Starlette(routes=[Mount("/semel", app)])) as served:
+        answers = [
+            httpx.get(f"{served.url}/semel{path}", headers={"Authorization": f"Bearer {token}"})
+            for path in ("/scopes", "/openapi.json")
+            for token in ("wrong", "right")
+        ]
+    app.state.store.close()
+
+    assert [answer.status_code for answer in answers] == [401, 200, 401, 200]
 
 
 @pytest.mark.postgres

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 from test_http_sink import SECRET, Served
@@ -19,14 +20,23 @@ from semel.testing import ReceiverContract
 def reference(tmp_path_factory):
     app = receiver(f"sqlite:///{tmp_path_factory.mktemp('receiver') / 'received.db'}")
     with Served(app) as served:
+        served.store = app.state.store
         yield served
     app.state.store.close()
+
+
+def applied(store):
+    with store.engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT row FROM semel_received").scalars()
+        return [json.loads(row) for row in found]
 
 
 class TestReference(ReceiverContract):
     @pytest.fixture(autouse=True)
     def _there(self, reference, monkeypatch):
         monkeypatch.setattr(type(self), "url", reference.url)
+        rows = staticmethod(lambda: applied(reference.store))
+        monkeypatch.setattr(type(self), "read_rows", rows)
 
 
 class Forgets(ReceiverStore):
@@ -82,12 +92,48 @@ class LowersTheMark(ReceiverStore):
             )
 
 
+class RenamesForAnybody(ReceiverStore):
+    """Lets an owner that was fenced give its scope away."""
+
+    def rename(self, old, new, epoch, about):
+        super().rename(old, new, 10**6, about)
+
+
+class AppliesTwice(ReceiverStore):
+    """Applies the rows of a commit that is repeated once more."""
+
+    def commit(self, txn, token):
+        super().commit(txn, token)
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO semel_received (cycle, row) SELECT cycle, row FROM semel_received "
+                "WHERE substr(cycle, 1, 20) = ?",
+                (txn[:20],),
+            )
+
+
+class ShowsEarly(ReceiverStore):
+    """Shows what is prepared."""
+
+    def prepare(self, txn, epoch, token, chunks):
+        super().prepare(txn, epoch, token, chunks)
+        with self.engine.begin() as connection:
+            self._apply(connection, txn, self._rows(connection, txn, chunks))
+
+    def commit(self, txn, token):
+        self._apply = lambda *_: None
+        super().commit(txn, token)
+
+
 BROKEN = {
     Forgets: "what is not prepared cannot be committed",
     ShowsTwo: "only one attempt of a cycle is committed",
     TakesAnyChunk: "a chunk may be sent again but not with other rows",
     IgnoresEpochs: "an older epoch is refused",
     DropsTheCommitted: "what is committed cannot be aborted",
+    RenamesForAnybody: "a renamed scope takes its mark along",
+    AppliesTwice: "a commit makes visible and may be repeated",
+    ShowsEarly: "what is prepared is held",
     LowersTheMark: "the mark is the highest committed cycle and nothing goes below it",
 }
 
@@ -97,6 +143,7 @@ def broken(folder, monkeypatch, store):
     monkeypatch.setattr("semel.http.receiver.ReceiverStore", store)
     app = receiver(f"sqlite:///{folder / 'received.db'}")
     with Served(app) as served:
+        served.store = app.state.store
         yield served
     app.state.store.close()
 
@@ -104,7 +151,8 @@ def broken(folder, monkeypatch, store):
 @pytest.mark.parametrize("store", BROKEN)
 def test_a_broken_receiver_is_convicted_by_its_url(tmp_path, monkeypatch, store):
     with broken(tmp_path, monkeypatch, store) as served:
-        there = type("There", (ReceiverContract,), {"url": served.url})
+        read = staticmethod(lambda: applied(served.store))
+        there = type("There", (ReceiverContract,), {"url": served.url, "read_rows": read})
         with pytest.raises((AssertionError, Retryable)):
             there().follow(f"test_{BROKEN[store].replace(' ', '_')}")
 
@@ -116,7 +164,7 @@ def test_the_report_says_of_each_rule_whether_a_receiver_keeps_it(tmp_path, monk
         said = CliRunner().invoke(cli, command)
 
     assert said.exit_code == 1, said.output
-    assert f"{served.url}: 23 rules, 1 broken" in said.stdout
+    assert f"{served.url}: 24 rules, 1 broken" in said.stdout
     assert "what is committed cannot be aborted" in said.stdout
     assert "was answered 200 and not 409" in said.stdout
     assert SECRET not in said.output

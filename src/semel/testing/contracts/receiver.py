@@ -14,7 +14,8 @@ import gzip
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -36,6 +37,12 @@ class ReceiverWorld(Contract):
 
     ca_file: ClassVar[str | None] = None
     timeout_seconds: ClassVar[float] = 30.0
+
+    read_rows: ClassVar[Callable[[], Iterable[Mapping[str, Any]]] | None] = None
+    """Returns the rows that readers of the receiver see now; use `staticmethod`.
+
+    Without it, rows that are shown twice or too early are not noticed.
+    """
 
     @property
     def scope(self) -> Scope:
@@ -74,6 +81,7 @@ class ReceiverWorld(Contract):
 
     def fenced(self, epoch: int = 1, wanted: int = 200) -> None:
         """Raise the epoch of the scope."""
+        self.__dict__.setdefault("_before", self._seen())
         about = {"ledger": self.scope.ledger, "app": self.scope.app, "query": self.scope.query}
         content = {"epoch": epoch, **about, "sink": "http"}
         self.expect(wanted, "POST", f"/fence/{self.scope.slug}", json=content, epoch=epoch)
@@ -129,6 +137,16 @@ class ReceiverWorld(Contract):
         """Abort."""
         self.expect(wanted, "POST", f"/abort/{name_of(txn)}", json={}, epoch=1)
 
+    def shows(self, *ids: int) -> None:
+        """Fail unless readers see exactly the rows with these ids, beside those of other rules."""
+        if type(self).read_rows is not None:
+            seen = self._seen() - self.__dict__["_before"]
+            assert seen == Counter(ids), f"readers see {dict(seen)}, not {ids}, each once"
+
+    def _seen(self) -> Counter[int]:
+        read = type(self).read_rows
+        return Counter(row["id"] for row in read()) if read is not None else Counter()
+
     def is_found(self, txn: SinkTxnId, state: str) -> None:
         """Fail unless the receiver says so."""
         answer = self.expect(200, "GET", f"/txn/{name_of(txn)}", epoch=1)
@@ -178,9 +196,11 @@ class ReceiverHolds(ReceiverWorld):
         self.fenced()
         txn = self.txn()
         self.put(txn, 1)
+        self.shows()
         self.is_found(txn, "gone")
         self.prepare(txn, [self.put(txn, 1)])
         self.is_found(txn, "held")
+        self.shows()
 
     def test_preparing_again_changes_nothing_and_with_another_token_is_refused(self) -> None:
         self.fenced()
@@ -233,9 +253,20 @@ class ReceiverCommits(ReceiverWorld):
         txn = self.txn()
         token = self.committed(txn, 1, 2)
         self.is_found(txn, "visible")
+        self.shows(1, 2)
         self.commit(txn, token)
         self.prepare(txn, [["task-1", 0, "0" * 64, 2]])
         self.is_found(txn, "visible")
+        self.shows(1, 2)
+
+    def test_a_commit_shows_the_chunks_that_were_prepared_and_no_others(self) -> None:
+        self.fenced()
+        txn, other = self.txn(), self.txn(1)
+        winner = self.put(txn, 1)
+        self.put(txn, 2, task="losing-task")
+        self.prepared(other, 3)
+        self.commit(txn, self.prepare(txn, [winner]))
+        self.shows(1)
 
     def test_what_is_not_prepared_cannot_be_committed(self) -> None:
         self.fenced()
@@ -266,6 +297,7 @@ class ReceiverCommits(ReceiverWorld):
                 self.is_found(txn, "gone")
         self.is_pending({})
         self.commit(held, token, wanted=410)
+        self.shows()
 
     def test_what_is_committed_cannot_be_aborted(self) -> None:
         self.fenced()
@@ -273,6 +305,7 @@ class ReceiverCommits(ReceiverWorld):
         self.committed(txn, 1)
         self.abort(txn, wanted=409)
         self.is_found(txn, "visible")
+        self.shows(1)
 
     def test_only_one_attempt_of_a_cycle_is_committed(self) -> None:
         self.fenced()
@@ -285,6 +318,7 @@ class ReceiverCommits(ReceiverWorld):
         self.prepare(late, [self.put(late, 3)], wanted=409)
         self.abort(loser)
         self.is_found(winner, "visible")
+        self.shows(1)
 
     def test_two_commits_of_one_transaction_at_once_are_both_answered_done(self) -> None:
         self.fenced()
@@ -294,6 +328,7 @@ class ReceiverCommits(ReceiverWorld):
             path = f"/commit/{name_of(txn)}"
             found = self._at_once([("POST", path, {"token": token})] * 2)
             assert found == [200, 200], f"two commits at once were answered {found}"
+        self.shows(*range(4))
 
     def test_of_two_attempts_committed_at_once_one_wins(self) -> None:
         self.fenced()
@@ -366,9 +401,11 @@ class ReceiverRemembers(ReceiverWorld):
         self.committed(txn, 1)
         new = Scope(self.scope.ledger, "renamed", self.scope.query)
         about = {"ledger": new.ledger, "app": new.app, "query": new.query, "sink": "http"}
+        path = f"/rename/{self.scope.slug}"
+        self.fenced(2)
+        self.expect(409, "POST", path, json={"to": new.slug, **about}, epoch=1)
         for _ in range(2):
-            path = f"/rename/{self.scope.slug}"
-            self.expect(200, "POST", path, json={"to": new.slug, **about}, epoch=1)
+            self.expect(200, "POST", path, json={"to": new.slug, **about}, epoch=2)
         assert self.mark() is None, "the old name still has a mark"
         self.__dict__["_scope"] = new
         assert self.mark() == txn.label, "the new name does not have the mark"
