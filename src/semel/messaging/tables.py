@@ -5,7 +5,8 @@
     the schema semel                          every other database, and every new one
 
 Ask the database with `FIND`, and give its rows to `found`.  Name the schema in every statement: a
-search path may change, and a user may have tables of the same names.
+search path may change, and a user may have tables of the same names.  Tables that it has are left
+to it in the user's own transactions: a service with tenants may set another path in each.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Tables:
     are_there: bool = True
     """False: there are none yet, and this is where they belong."""
 
+    by_search_path: bool = False
+
 
 def found(rows: Iterable[Sequence[Any]], schema: str | None = None) -> Tables:
     """Return where the tables are, from the rows of `FIND` and the *schema* that the user names.
@@ -57,7 +60,7 @@ def found(rows: Iterable[Sequence[Any]], schema: str | None = None) -> Tables:
             f"there are tables of semel in the schemas {visible} and {SCHEMA}: say which ones are "
             f'meant, with SqlDatabase(url, schema="{visible}"), or in the URL: ?schema={visible}'
         )
-    return Tables(visible, visible in known)
+    return Tables(visible, visible in known, by_search_path=visible != SCHEMA)
 
 
 def split_schema(url: str) -> tuple[str, str | None]:

@@ -18,8 +18,7 @@ false, so two deliveries of a handled message would wait for each other.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence, Set
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -162,10 +161,10 @@ def _values(state: Any, **values: Any) -> dict[str, Any]:
     }
 
 
-def _new(state: Any, **values: Any) -> Insert:
+def _new(state: Any, *where: ColumnElement[bool], **values: Any) -> Insert:
     """Insert a claim unless there is one, or a pipeline runs the consumer."""
     rows = _values(state, **values)
-    given = select(*rows.values()).where(_BY_SERVICES)
+    given = select(*rows.values()).where(_BY_SERVICES, *where)
     return insert_new(processed_message).from_select(list(rows), given)
 
 
@@ -178,6 +177,23 @@ _COMPLETED: Final = literal(ClaimState.COMPLETED.value, Text)
 _LEASING: Final = literal(ClaimState.IN_PROGRESS.value, Text)
 
 TAKE: Final = _new(_COMPLETED).returning(_C.message_id)
+
+# A claim in a session of the caller's own must not wait for ever, and the caller's own statements
+# as long as the caller wants.  So the statement itself sets the limit, before it inserts, and
+# removes it with the row that it returns; a statement for each would triple the round trips.
+# A limit of the caller, or of the engine, stays: ours has a value that tells it from others.
+_LIMIT: Final = "lock_timeout"
+_OURS: Final = round(LOCK_SECONDS * 1000) - 1
+_IS_NONE: Final = func.current_setting(_LIMIT, type_=Text) == "0"
+_IS_OURS: Final = func.current_setting(_LIMIT, type_=Text) == f"{_OURS}ms"
+_SET: Final = case((_IS_NONE, func.set_config(_LIMIT, str(_OURS), true())), else_="kept")
+_UNSET: Final = func.set_config(_LIMIT, "0", true(), type_=Text)
+
+TAKE_LIMITED: Final = _new(_COMPLETED, _SET.is_not(None)).returning(
+    _C.message_id, case((_IS_OURS, _UNSET))
+)
+UNLIMIT: Final = select(_UNSET).where(_IS_OURS)
+
 WHY: Final = select(processed_message, now_us().label("now"), _RUN_BY).where(_ME)
 
 RETAKE: Final = _change(
@@ -438,16 +454,6 @@ WITHOUT_MESSAGE: Final = (
     .limit(bindparam("at_most", type_=Integer))
 )
 
-LOCK_MS: Final = str(round(LOCK_SECONDS * 1000))
-_SET: Final = "lock_timeout"
-_MS: Final = bindparam("ms", type_=Text)
-
-# A limit of the caller, or of the engine, stays.
-LIMIT: Final = select(func.set_config(_SET, _MS, true(), type_=Text).label("was")).where(
-    func.current_setting(_SET, type_=Text) == "0"
-)
-UNLIMIT: Final = select(func.set_config(_SET, "0", true(), type_=Text).label("is"))
-
 CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
 """The consumers that have a claim on a message: for explanations."""
 
@@ -555,13 +561,15 @@ class SqlAlchemyProcessedMessageStore:
 
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
         me = ClaimAsked.of(consumer, request)
-        async with self._limited(me):
-            for _ in range(MOST_TURNS):
-                if await self._row(TAKE, me, me.new()):
-                    return Claimed()
-                why = await self._why(me)
-                if why is not None and (answer := await self._answer(me, why)) is not None:
-                    return answer
+        may_wait = self._may_wait
+        for _ in range(MOST_TURNS):
+            if await self._row(TAKE_LIMITED if may_wait else TAKE, me, me.new()):
+                return Claimed()
+            why = await self._why(me)
+            if why is not None and (answer := await self._answer(me, why)) is not None:
+                if may_wait:
+                    await self._row(UNLIMIT, me, {})
+                return answer
         raise me.changes_all_the_time()
 
     async def try_claim_many(
@@ -737,17 +745,6 @@ class SqlAlchemyProcessedMessageStore:
             done = await self._execute(DELETE_OLD, f"the claims of consumer {consumer}", old)
             deleted += sweep.note(list(done.scalars()), state)
         return deleted
-
-    @asynccontextmanager
-    async def _limited(self, me: ClaimAsked) -> AsyncIterator[None]:
-        """Limit how long a claim waits for a lock, in a session whose engine does not.
-
-        Only during the claim: the caller's own statements wait as long as the caller wants.
-        """
-        is_limited = self._may_wait and await self._row(LIMIT, me, {"ms": LOCK_MS})
-        yield
-        if is_limited:
-            await self._row(UNLIMIT, me, {})
 
     @property
     def _may_wait(self) -> bool:
@@ -1012,11 +1009,11 @@ def _refuse_autocommit(driver: Any) -> None:
         )
 
 
-_SCHEMAS: Final[WeakKeyDictionary[Any, dict[str | None, str]]] = WeakKeyDictionary()
+_SCHEMAS: Final[WeakKeyDictionary[Any, dict[str | None, str | None]]] = WeakKeyDictionary()
 
 
 def _driver_schema(driver: Any, dialect: str, schema: str | None) -> str | None:
-    """Return the schema of the tables; each connection of PostgreSQL is asked once.
+    """Return the schema to name; each connection of PostgreSQL is asked once.
 
     Raises:
         TablesMissing: there are no tables.
@@ -1031,7 +1028,8 @@ def _driver_schema(driver: Any, dialect: str, schema: str | None) -> str | None:
         tables = found([tuple(row.values()) for row in _driver_rows(driver, FIND)], schema)
         if not tables.are_there:
             raise no_tables("the database of this connection", tables)
-        known[schema] = tables.schema
+        # The search path decides in each transaction anew: a pool's next user may set another.
+        known[schema] = None if tables.by_search_path else tables.schema
     return known[schema]
 
 

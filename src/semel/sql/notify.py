@@ -20,7 +20,7 @@ from semel.errors import Misuse
 from semel.messaging.redact import reason_of
 from semel.messaging.send.relay import Relay
 from semel.sql.database import SqlDatabase
-from semel.sql.schema import learn_naming, qualified
+from semel.sql.schema import naming, qualified, require_version
 from semel.sql.tables import outbox_message
 
 log = logging.getLogger("semel.messaging")
@@ -113,8 +113,9 @@ class OutboxSignal:
                 await connection.invalidate()
 
     async def _execute(self, statements: tuple[str, ...]) -> None:
-        async with self._database.engine.begin() as connection:
-            names = await connection.run_sync(learn_naming, self._database.schema)
+        engine = self._database.engine
+        names = naming(await require_version(engine, self._database.schema))
+        async with engine.begin() as connection:
             texts = {
                 name: qualified(name, connection.dialect, names)
                 for name in (outbox_message.name, "semel_outbox_signal")

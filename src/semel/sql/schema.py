@@ -71,9 +71,16 @@ def find(connection: Connection, schema: str | None = None) -> Tables | None:
                 f"another file"
             )
         return None
-    # An engine may have a schema for all tables without one, as services with tenants do.
-    of_engine = connection.get_execution_options().get("schema_translate_map", {}).get(None)
-    return found(map(tuple, connection.execute(text(FIND))), schema or of_engine)
+    return found(map(tuple, connection.execute(text(FIND))), schema or _translated(connection))
+
+
+def _translated(connection: Connection) -> str | None:
+    """Return the schema that an engine or session has for all tables without one, if any.
+
+    Services with tenants have one engine or session for each, on the same connections.
+    """
+    name: str | None = connection.get_execution_options().get("schema_translate_map", {}).get(None)
+    return name
 
 
 def naming(tables: Tables | None) -> dict[str, Any]:
@@ -84,26 +91,24 @@ def naming(tables: Tables | None) -> dict[str, Any]:
 _KNOWN: Final[WeakKeyDictionary[Engine, dict[str | None, dict[str, Any]]]] = WeakKeyDictionary()
 
 
-def known_naming(engine: Engine, schema: str | None = None) -> dict[str, Any] | None:
-    """Return the options of `naming` that `learn_naming` found for an engine; None: none yet."""
-    return _KNOWN.get(inner_engine(engine), {}).get(schema)
-
-
 def learn_naming(connection: Connection, schema: str | None = None) -> dict[str, Any]:
-    """Return the options of `naming` for a connection; the database is asked once per engine.
+    """Return the options for statements in a transaction of the user's own, as `naming` does.
+
+    The database is asked once per engine and schema.  Tables that the search path has are not
+    named, because a pool's next transaction may set another path.
 
     Raises:
         TablesMissing: there are no tables.
         Misuse: as `find`.
     """
-    known = known_naming(connection.engine, schema)
-    if known is None:
+    schema = schema or _translated(connection)
+    of_engine = _KNOWN.setdefault(inner_engine(connection.engine), {})
+    if schema not in of_engine:
         tables = find(connection, schema)
         if tables is not None and not tables.are_there:
             raise no_tables(f"database {_name(connection.engine)}", tables)
-        known = naming(tables)
-        _KNOWN.setdefault(inner_engine(connection.engine), {})[schema] = known
-    return known
+        of_engine[schema] = {} if tables is not None and tables.by_search_path else naming(tables)
+    return of_engine[schema]
 
 
 def no_tables(what: str, tables: Tables) -> TablesMissing:

@@ -43,7 +43,7 @@ from semel.messaging.database import Sweep
 from semel.messaging.records import CAME_AS_AT, MessageFilter, came_as, stored_id
 from semel.operate.stores import plain
 from semel.sql.faults import translated
-from semel.sql.schema import known_naming, learn_naming
+from semel.sql.schema import learn_naming
 from semel.sql.session import HandlerSession
 from semel.sql.tables import (
     dead_letter,
@@ -66,9 +66,6 @@ async def naming_in(session: AsyncSession, schema: str | None = None) -> Mapping
     """
     if isinstance(session, HandlerSession):
         return session.naming
-    known = known_naming(session.get_bind(clause=processed_message).engine, schema)
-    if known is not None:
-        return known
     bind: dict[str, Any] = {"clause": processed_message}
     return await session.run_sync(
         lambda inside: learn_naming(inside.connection(bind_arguments=bind), schema)

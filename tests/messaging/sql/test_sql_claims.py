@@ -230,16 +230,16 @@ async def test_psycopg_works_as_asyncpg_does(engine):
 
 
 @contextmanager
-def counting(database):
+def counting(engine):
     """Count the statements that are sent, by their first word."""
     sent = Counter()
 
     def count(connection, cursor, statement, *rest):
         sent[statement.split()[0]] += 1
 
-    event.listen(database.engine.sync_engine, "before_cursor_execute", count)
+    event.listen(engine.sync_engine, "before_cursor_execute", count)
     yield sent
-    event.remove(database.engine.sync_engine, "before_cursor_execute", count)
+    event.remove(engine.sync_engine, "before_cursor_execute", count)
 
 
 @asynccontextmanager
@@ -262,9 +262,9 @@ def url(request, tmp_path):
 def test_a_new_message_costs_one_statement_and_a_repetition_two(url):
     async def ask():
         async with database_of(url) as database, database.begin() as unit:
-            with counting(database) as fresh:
+            with counting(database.engine) as fresh:
                 await unit.claims.try_claim("billing", M)
-            with counting(database) as repeated:
+            with counting(database.engine) as repeated:
                 await unit.claims.try_claim("billing", M)
         return fresh, repeated
 
@@ -278,9 +278,9 @@ def test_a_new_batch_costs_one_statement_and_one_with_repetitions_two(url):
     async def ask():
         async with database_of(url) as database, database.begin() as unit:
             new = [ClaimRequest(f"{number}") for number in range(300)]
-            with counting(database) as fresh:
+            with counting(database.engine) as fresh:
                 await unit.claims.try_claim_many("billing", new[:200])
-            with counting(database) as mixed:
+            with counting(database.engine) as mixed:
                 await unit.claims.try_claim_many("billing", new)
         return fresh, mixed
 
@@ -369,3 +369,27 @@ async def test_a_claim_in_a_users_own_session_does_not_wait_for_ever(engine):
             with pytest.raises(Locked):
                 await SqlAlchemyProcessedMessageStore(second).try_claim("c", M)
     await other.dispose()
+
+
+@with_engine
+async def test_a_new_message_costs_one_statement_in_a_users_own_session_too(engine):
+    async with AsyncSession(engine) as session:
+        await claimed(session, "first")
+        with counting(engine) as fresh:
+            assert await claimed(session)
+        limit = (await session.execute(text("SHOW lock_timeout"))).scalar_one()
+        with counting(engine) as repeated:
+            assert not await claimed(session)
+        limits = [limit, (await session.execute(text("SHOW lock_timeout"))).scalar_one()]
+        await session.execute(text("SET LOCAL lock_timeout = '2s'"))
+        with counting(engine) as limited:
+            assert await claimed(session, "n")
+        limits.append((await session.execute(text("SHOW lock_timeout"))).scalar_one())
+        await session.commit()
+    async with AsyncSession(engine) as session:
+        with counting(engine) as later:
+            assert await claimed(session, "later")
+
+    assert fresh == limited == later == {"INSERT": 1}
+    assert repeated == {"INSERT": 1, "SELECT": 2}
+    assert limits == ["0", "0", "2s"], "the caller's own statements wait as the caller says"

@@ -426,3 +426,19 @@ def test_a_claim_on_a_users_own_connection_does_not_wait_for_ever(pg):
         assert first.execute("SHOW lock_timeout").fetchone() == ("0",)
         with pytest.raises(Locked):
             claim_sync(second, consumer="c", message_id="m")
+
+
+def test_a_new_message_costs_one_statement_on_a_users_own_connection(pg):
+    sent = []
+
+    class Counted(psycopg.Cursor):
+        def execute(self, statement, *rest, **options):
+            sent.append(statement.split()[0])
+            return super().execute(statement, *rest, **options)
+
+    with connect(pg, cursor_factory=Counted) as connection:
+        assert claim_sync(connection, consumer="c", message_id="first")
+        sent.clear()
+        assert claim_sync(connection, consumer="c", message_id="m")
+
+    assert sent == ["INSERT"]

@@ -225,6 +225,84 @@ def test_sessions_and_connections_of_the_users_own_find_the_tables(url, schema):
     assert asked(url, f"SELECT topic FROM {place}.outbox_message") == [("invoices",)]
 
 
+TENANTS = ("tenant_a", "tenant_b")
+
+
+def ids_of_tenants(url):
+    return {
+        tenant: [
+            [id for (id,) in asked(url, f"SELECT {column} FROM {tenant}.{table} ORDER BY 1")]
+            for table, column in (("processed_message", "message_id"), ("outbox_message", "topic"))
+        ]
+        for tenant in TENANTS
+    }
+
+
+async def _claim_and_send(session, tenant):
+    store = SqlAlchemyProcessedMessageStore(session)
+    assert await store.claim(consumer_name="billing", event_id="m")
+    await Outbox().add(session, tenant, {"id": 7})
+    await session.commit()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("way", ["engine", "session", "search path"])
+def test_each_tenant_of_a_service_has_its_own_claims_and_outbox_on_the_same_connections(url, way):
+    for tenant in TENANTS:
+        asyncio.run(made(url, schema=tenant))
+    engine = open_engine(url, pool_size=1, max_overflow=0)
+
+    async def claim_for(tenant):
+        of_tenant = {"schema_translate_map": {None: tenant}}
+        bind = engine.execution_options(**of_tenant) if way == "engine" else engine
+        async with AsyncSession(bind) as session:
+            if way == "session":
+                await session.connection(execution_options=of_tenant)
+            if way == "search path":
+                await session.execute(text(f"SET search_path = {tenant}"))
+            await _claim_and_send(session, tenant)
+
+    async def whole():
+        for tenant in TENANTS:
+            await claim_for(tenant)
+        await engine.dispose()
+
+    asyncio.run(whole())
+
+    assert ids_of_tenants(url) == {tenant: [["m"], [tenant]] for tenant in TENANTS}
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("way", ["engine", "search path", "driver"])
+def test_each_tenant_has_its_own_claims_without_asyncio_too(url, way):
+    for tenant in TENANTS:
+        asyncio.run(made(url, schema=tenant))
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1)
+
+    def on_engine(tenant):
+        of_tenant = {"schema_translate_map": {None: tenant}} if way == "engine" else {}
+        with Session(engine.execution_options(**of_tenant)) as session, session.begin():
+            if way == "search path":
+                session.execute(text(f"SET search_path = {tenant}"))
+            return claim_sync(session, consumer="billing", message_id="m")
+
+    def on_driver(tenant, connection):
+        connection.execute(f"SET search_path = {tenant}")
+        won = claim_sync(connection, consumer="billing", message_id="m")
+        connection.commit()
+        return won
+
+    if way == "driver":
+        with psycopg.connect(url) as connection:
+            won = [on_driver(tenant, connection) for tenant in TENANTS]
+    else:
+        won = [on_engine(tenant) for tenant in TENANTS]
+    engine.dispose()
+
+    assert won == [True, True]
+    assert ids_of_tenants(url) == {tenant: [["m"], []] for tenant in TENANTS}
+
+
 @pytest.mark.postgres
 def test_without_tables_every_way_to_claim_says_how_to_get_them(url):
     async def own_session():
@@ -331,6 +409,6 @@ def test_a_name_that_postgresql_would_cut_is_refused(name):
 def test_where_the_tables_are_follows_from_the_rows_alone():
     assert found([]) == Tables("semel", are_there=False)
     assert found([("semel", False), ("other", False)]) == Tables("semel")
-    assert found([("shop", True), ("other", False)]) == Tables("shop")
+    assert found([("shop", True), ("other", False)]) == Tables("shop", by_search_path=True)
     assert found([("semel", True)], "shop") == Tables("shop", are_there=False)
     assert found([("semel", False), ("shop", True)], "semel") == Tables("semel")
