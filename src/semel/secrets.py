@@ -25,9 +25,10 @@ _SECRET_NAMES: Final = (
     *("password", "passwd", "pwd", "passphrase", "secret", "token", "credential", "credentials"),
     *("secretkey", "accesskey", "apikey", "accountkey", "privatekey", "signature", "sig"),
 )
-_PAIR: Final = re.compile(r"([?&;])([^=?&;#]*)=([^&;#]*)")
+_PAIR: Final = re.compile(r"([?&;#])([^=?&;#]*)=([^&;#]*)")
 _KEYWORD: Final = re.compile(r"([\w.%-]+)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&#]+)")
 _PORT: Final = re.compile(r":\d*$|\]$")
+_LAST_NAME: Final = re.compile(r"(?:^|[&;#])([^=&;#]*)=[^=&;#]*$")
 
 
 def create_private(path: str | os.PathLike[str]) -> None:
@@ -48,7 +49,7 @@ def masked(url: str) -> str:
         shown = _KEYWORD.sub(lambda pair: _shown(pair[1], f"{pair[1]}{pair[2]}", pair[3]), url)
         before, at, place = shown.rpartition("@")
         return f"{HIDDEN}{at}{place}" if at and "=" not in before else shown
-    credentials, at, place = _split_credentials(rest)
+    credentials, at, place = _split_to_hide(rest)
     user, colon, _ = credentials.partition(":")
     hidden = f"{user}{colon}{HIDDEN if colon else ''}{at}"
     place = _PAIR.sub(lambda pair: _shown(pair[2], f"{pair[1]}{pair[2]}=", pair[3]), place)
@@ -104,9 +105,9 @@ def _secrets_of(url: str) -> set[str]:
         before, at, _ = url.rpartition("@")
         secrets += [before.rpartition(":")[2]] if at and "=" not in before else []
     else:
-        credentials, _, place = _split_credentials(rest)
-        secrets = [pair[3] for pair in _PAIR.finditer(place) if _is_secret(pair[2])]
-        secrets.append(credentials.partition(":")[2])
+        secrets = [pair[3] for pair in _PAIR.finditer(rest) if _is_secret(pair[2])]
+        for split in (_split_credentials, _split_to_hide):
+            secrets.append(split(rest)[0].partition(":")[2])
     plain = {unquote(secret) for secret in secrets} | {unquote_plus(secret) for secret in secrets}
     return {*secrets, *plain, *(quote(secret, safe="") for secret in plain)} - {""}
 
@@ -134,6 +135,21 @@ def _is_host(authority: str, head: str, query: str) -> bool:
     ``u:12?3@h`` may be either; where no pair of the query holds the at sign, it is a password.
     """
     return bool(_PORT.search(authority)) and ("/" in head or "=" in query.partition("@")[0])
+
+
+def _split_to_hide(rest: str) -> tuple[str, str, str]:
+    """Split as `_split_credentials` does, but take for a password what may be one.
+
+    ``u:12/x?y=z@h/db`` has a host ``u`` or a password with separators; an at sign is expected
+    only in a user's name, in a query.
+    """
+    before, at, place = rest.rpartition("@")
+    head, question, query = before.partition("?")
+    name = _LAST_NAME.search(query)
+    is_name = name is not None and _letters(name[1]).endswith(("user", "name", "email"))
+    if question and ":" in head.partition("/")[0] and not is_name:
+        return before, at, place
+    return _split_credentials(rest)
 
 
 def _split_credentials(rest: str) -> tuple[str, str, str]:

@@ -27,6 +27,13 @@ from semel.secrets import masked, resolve, scrubbed, scrubbed_values
         ("postgresql://u:12?s3cret@h/db", "postgresql://u:***@h/db"),
         ("postgresql://u:s3cret/x?y=z@h/db", "postgresql://u:***@h/db"),
         ("postgresql://h:5432?user=a@b", "postgresql://h:5432?user=a@b"),
+        ("postgresql://h:1/db?application_name=a@b", "postgresql://h:1/db?application_name=a@b"),
+        ("postgresql://u:s3c4/x?y=z@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:12/s3c?y=s3cret@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:s3cr@s3c?y=s3cret@h/db", "postgresql://u:***@h/db"),
+        ("https://h:443/x?token=s3cret&mail=a@b", "https://h:***@b"),
+        ("https://h/x#access_token=s3cret", "https://h/x#access_token=***"),
+        ("https://h/x?a=1#id=2&access_token=s3cret", "https://h/x?a=1#id=2&access_token=***"),
         ("postgresql://h/db?PassWord=s3cret", "postgresql://h/db?PassWord=***"),
         ("postgresql://h/db?pass%77ord=s3cret", "postgresql://h/db?pass%77ord=***"),
         ("postgresql://h/db?a=1;password=s3cret", "postgresql://h/db?a=1;password=***"),
@@ -47,6 +54,16 @@ def test_a_masked_url_shows_everything_but_its_password(url, shown):
     assert masked(url) == shown or shown is None
     assert "s3c" not in masked(url)
     assert "s3cret" not in scrubbed(f"refused: {url}", url)
+
+
+def test_a_url_that_may_be_read_in_two_ways_shows_neither_password_and_still_connects():
+    url = "postgresql://u:1234/x?y=z@h/db"
+
+    assert masked(url) == "postgresql://u:***@h/db"
+    assert "1234" not in scrubbed("refused 1234/x?y=z", url)
+    assert resolve("postgresql://h:5432/db?application_name=a@b", "pw").startswith(
+        "postgresql://:pw@h:5432/db?"
+    )
 
 
 def test_an_argument_wins_over_the_url_and_the_environment(monkeypatch):
