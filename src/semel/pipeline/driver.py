@@ -338,17 +338,16 @@ class Driver:
         After an aborted attempt a new one is made, a bounded number of times.  After a
         fatal outcome `start` must be called again: recovery settles what is stranded.
         """
+        known: CycleReplayed | CommitFatal | None
         try:
-            lease = self.lease
-            outcome = (
-                self._replay(lease, cycle, read_range)
-                or self._refusal(read_range)
-                or self._attempts(cycle, read_range, stage)
-            )
+            known = self._replay(self.lease, cycle, read_range) or self._refusal(read_range)
         except Fenced as error:
-            outcome = CommitFatal(f"fenced: {error}", cause=error)
+            known = CommitFatal(f"fenced: {error}", cause=error)
         except Exception as error:  # noqa: BLE001  the ledger did not answer before any cycle began
-            outcome = CommitFatal(f"begin_txn: {reason_of(error)}", cause=error)
+            known = CommitFatal(f"begin_txn: {reason_of(error)}", cause=error)
+        if isinstance(known, CommitFatal):
+            self._events.emit(CycleEnded(str(self.scope), str(cycle), "fatal", known.reason))
+        outcome = known or self._attempts(cycle, read_range, stage)
         if isinstance(outcome, CommitFatal):
             for sink, _ in outcome.stranded:
                 self._events.emit(SinkStranded(str(self.scope), sink, 1, 0.0))

@@ -108,6 +108,23 @@ class TestRunning:
         assert isinstance(outcome, CommitFatal)
         assert "gap, 2 to 3 was never committed" in outcome.reason
 
+    def test_what_is_refused_before_its_first_attempt_is_counted_as_fatal_too(self, place):
+        def gap():
+            return BatchRange.of_offsets({"": (3, 5)})
+
+        def other_range():
+            return BatchRange.of_offsets({"": (0, 3)})
+
+        for batch, read_range in ((1, gap), (0, other_range)):
+            driver = place.started()
+            place.run(driver, 0)
+            place.seen.clear()
+            refused = place.run(driver, batch, read_range)
+
+            ended = [event for event in place.seen if isinstance(event, CycleEnded)]
+            assert [(event.outcome, event.reason) for event in ended] == [("fatal", refused.reason)]
+            driver.stop()
+
     def test_an_error_of_the_ledgers_driver_is_an_outcome(self, place):
         driver = place.started()
         place.ledger_plan.faults.append(Fault("committed", FaultKind.BROKEN))
@@ -116,6 +133,7 @@ class TestRunning:
 
         assert isinstance(outcome, CommitFatal)
         assert outcome.reason.startswith("begin_txn: ConnectionBroke: ")
+        assert [e.outcome for e in place.seen if isinstance(e, CycleEnded)] == ["fatal"]
         assert not driver.is_started
 
 
