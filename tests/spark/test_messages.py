@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -23,8 +23,13 @@ from semel import (
     Send,
     SqlDatabase,
 )
+from semel.codec import FromCoordinates, FromPayload, Reading
+from semel.kafka.codecs import AvroCodec
 from semel.sinks import PostgresSink
 from semel.testing.services import KafkaServer
+
+if TYPE_CHECKING:
+    from tests.unit.kafka.schema_registry import SchemaRegistry
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
@@ -270,3 +275,40 @@ def test_spark_makes_the_rows_where_there_is_no_handler(topic: Topic) -> None:
     assert topic.documents() == [("a", 1, "one"), ("d", 7, "four")]
     letters = topic.ask("select message_id, error_code from dead_letter order by 2")
     assert [code for _, code in letters] == ["DESERIALIZATION_FAILED", "REJECTED"]
+
+
+def test_messages_of_a_schema_registry_are_read_by_the_workers(
+    topic: Topic, schema_registry: SchemaRegistry
+) -> None:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    fields = [{"name": "id", "type": "string"}, {"name": "version", "type": "long"}]
+    schema = {"type": "record", "name": "Case", "fields": fields}
+    with SchemaRegistryClient({"url": schema_registry.url}) as client:
+        serialise = AvroSerializer(client, json.dumps(schema))
+        context = SerializationContext(topic.name, MessageField.VALUE)
+        for version in (1, 2, 2):
+            topic.put(None, serialise({"id": "a", "version": version}, context))
+    topic.put(None, b"no framing")
+    codec = AvroCodec(schema_registry.url)
+
+    def index(message):
+        yield "documents", {"id": message.key, "version": message.payload["version"], "title": ""}
+
+    pipeline = MessagePipeline(
+        "indexer",
+        database=topic.url,
+        handler=index,
+        # Only the codec can read the key, so the rows are shared out by what Python finds.
+        reading=Reading(FromCoordinates(), key_from=FromPayload("id"), codec=codec),
+        sinks=[topic.sink()],
+        tasks=2,
+    )
+    topic.run(pipeline)
+    codec.close()
+
+    assert topic.documents() == [("a", 2, "")]
+    claims = topic.ask("select state, count(*)::int from processed_message group by 1 order by 1")
+    assert claims == [("COMPLETED", 3), ("FAILED_TERMINAL", 1)]

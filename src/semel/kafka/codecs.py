@@ -14,9 +14,10 @@ that got no answer is not repeated for a second.  Reasons never quote a payload.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK
 from semel.codec import JsonCodec, SchemaIncompatible, Undecodable
@@ -52,6 +53,16 @@ class _RegistryCodec:
     _reads_as = "the reader's schema"
     _unresolvable: tuple[type[Exception], ...] = (_OtherSchema,)
     _read: Callable[[bytes, Any], Any]
+    _arguments: tuple[Any, ...]
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        """Keep the arguments: a codec is pickled as these, because its client cannot be."""
+        made = super().__new__(cls)
+        made._arguments = (uuid.uuid4().hex, cls, args, named)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_once, self._arguments
 
     def __init__(self, registry: RegistryAddress) -> None:
         self._package = require("confluent_kafka.schema_registry", "schema-registry")
@@ -101,6 +112,17 @@ class _RegistryCodec:
 
     def _subject(self, context: Any, written: str | None) -> None:
         """Return no subject: with one, the client would run the rules of schemas."""
+
+
+_MADE: Final[dict[str, _RegistryCodec]] = {}
+
+
+def _made_once(key: str, cls: type[_RegistryCodec], args: Any, named: Any) -> _RegistryCodec:
+    """Make a codec that was pickled, once in this process: its client keeps the schemas."""
+    if key not in _MADE:
+        made = _MADE[key] = cls(*args, **named)
+        made._arguments = (key, cls, args, named)
+    return _MADE[key]
 
 
 class AvroCodec(_RegistryCodec):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -570,3 +572,28 @@ def test_a_waiting_message_is_not_parked_while_the_registry_is_down(
         assert await service.letters() == []
 
     asyncio.run(scenario())
+
+
+def test_a_codec_is_pickled_as_its_arguments_and_made_once_in_each_process(
+    schema_registry, producer, opened, monkeypatch
+):
+    """Spark sends the consumer to its workers, one of which handles many tasks."""
+    sent = message_class(id=1)
+    sent.__module__ = __name__  # as the module that protoc writes has its classes
+    monkeypatch.setattr(sys.modules[__name__], "Payment", sent, raising=False)
+    settings = {"url": schema_registry.url, "basic.auth.user.info": "ann:hunter2"}
+    avro = opened(AvroCodec, settings, reader_schema=json.dumps(NEW))
+    text = opened(JsonSchemaCodec, settings, json.dumps(JSON_OLD))
+    message = opened(ProtobufCodec, settings, message_type=sent)
+
+    reading = pickle.dumps(Reading(FromHeader("id"), codec=avro))
+    again, other, third = (pickle.loads(pickle.dumps(one)) for one in (avro, text, message))
+
+    assert again.decode(producer.avro(OLD, PAYMENT), {}) == {**PAYMENT, "currency": "EUR"}
+    assert other.decode(producer.json(JSON_OLD, PAYMENT), {}) == PAYMENT
+    assert third.decode(producer.protobuf(sent(id="p1")), {}).id == "p1"
+    assert pickle.loads(reading).codec is again
+    assert pickle.loads(pickle.dumps(again)) is again
+    assert "hunter2" not in repr(again) + repr(pickle.loads(reading))
+    for one in (again, other, third):
+        one.close()
