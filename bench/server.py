@@ -68,6 +68,7 @@ class Database:
             .option("url", f"{url}?reWriteBatchedInserts=true")
             .option("driver", "org.postgresql.Driver")
             .option("user", "postgres")
+            .option("password", self._server.password)
             .option("dbtable", table)
             .option("batchsize", 10_000)
             .mode("append")

@@ -1,4 +1,4 @@
-"""The Spark driver process that the demo kills: ``python -m examples.demo.job FOLDER URL …``.
+"""The Spark driver process that the demo kills: ``python -m examples.demo.job FOLDER …``.
 
 It reads payments from Kafka, or from a folder, until the source has ended and everything
 is written, and tells what happens as JSON lines in a file.
@@ -164,12 +164,11 @@ def main() -> None:
     """Read the arguments and run."""
     arguments = argparse.ArgumentParser(prog="python -m examples.demo.job")
     arguments.add_argument("folder", type=Path)
-    arguments.add_argument("url", help="the database")
     arguments.add_argument("variant", type=Variant, choices=list(Variant))
     arguments.add_argument("driver", type=int, help="how many drivers there were before, plus one")
     arguments.add_argument("bootstrap", help="the Kafka broker, or empty: from files")
     given = arguments.parse_args()
-    place = Place(given.folder.resolve(), given.url, given.bootstrap)
+    place = Place(given.folder.resolve(), os.environ["DATABASE_URL"], given.bootstrap)
     # Spark makes folders where it is started.
     os.chdir(place.scratch)
     _use_own_spark()

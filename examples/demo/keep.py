@@ -31,7 +31,9 @@ payments = pipeline(Place(Path(__file__).parent, {url!r}))
 def keep(folder: Path, server: services.PostgresServer, place: Place, console: Console) -> None:
     """Leave what `look` and the commands need, and print how they are called."""
     (folder / PORT_FILE).write_text(str(server.port))
-    (place.folder / "pipeline.py").write_text(PIPELINE.format(url=place.url))
+    pipeline = place.folder / "pipeline.py"
+    pipeline.touch(mode=0o600)  # the password is in the URL
+    pipeline.write_text(PIPELINE.format(url=place.url))
     semel = "semel" if shutil.which("semel") else Path(sys.executable).with_name("semel")
     say = (
         f"\nEverything is kept in {folder}",

@@ -274,8 +274,10 @@ def start_driver(
 ) -> services.Child:
     """Start the Spark driver in a process group of its own."""
     command = [sys.executable, "-m", "examples.demo.job"]
-    command += [str(place.folder), place.url, variant, str(number), place.bootstrap]
+    command += [str(place.folder), variant, str(number), place.bootstrap]
     environment = {
+        # Not an argument: every account can read those, and the password is in the URL.
+        "DATABASE_URL": place.url,
         # Killed, Python and the JVM leave their temporary files; here they go with the folder.
         "TMPDIR": str(place.scratch),
         "PYTHONUNBUFFERED": "1",

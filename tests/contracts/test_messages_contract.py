@@ -9,7 +9,7 @@ from semel.arrow.changes import arrow_schema, to_batch
 from semel.messaging.changes import MessageChange, Op, detail_of
 from semel.postgres.connect import pool
 from semel.postgres.messages import MessagesSink
-from tests.contracts.test_postgres_contract import PASSWORD, PostgresSinkContract
+from tests.contracts.test_postgres_contract import PostgresSinkContract
 from tests.unit.postgres.messages.message_place import make_tables
 
 pytestmark = pytest.mark.postgres
@@ -50,7 +50,7 @@ class TestMessagesSink(PostgresSinkContract):
     def make_sink(self):
         url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
         return ForEveryScope(
-            url, self.books, "postgres", password=PASSWORD, bookkeeping_schema=self.books
+            url, self.books, "postgres", password=self.password, bookkeeping_schema=self.books
         )
 
     def schema(self):

@@ -40,9 +40,12 @@ class PostgresSinkContract(SinkContract):
         server: PostgresServer = request.getfixturevalue(self.server)
         self.port = server.port
         self.books = f"books_{next(NUMBERS)}"
+        self.password = server.password
+        self.secrets = (*type(self).secrets, server.password)
         self.database = psycopg.connect(server.url, autocommit=True)
         self.database.execute(
-            "DO $$ BEGIN CREATE ROLE payer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+            f"DO $$ BEGIN CREATE ROLE payer LOGIN PASSWORD '{PASSWORD}'; "
+            "EXCEPTION WHEN duplicate_object THEN NULL; END $$"
         )
         self.execute("CREATE SCHEMA {0} AUTHORIZATION payer")
         self.make_table("Entries")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -66,6 +67,33 @@ def test_postgres_keeps_its_promises_of_durability(version, request):
 
     assert shown[0].startswith(str(version))
     assert shown[1:] == ["on", "on", "64"]
+
+
+@postgres
+@pytest.mark.parametrize("given", ["", ":postgres"])
+def test_postgres_lets_nobody_in_without_its_password(postgres_server, given):
+    url = postgres_server.url.replace(f":{postgres_server.password}", given)
+
+    with pytest.raises(psycopg.OperationalError, match="password"):
+        psycopg.connect(url)
+
+    assert answer(
+        postgres_server.url, "SELECT bool_and(auth_method = 'scram-sha-256') FROM pg_hba_file_rules"
+    )
+    kept = postgres_server.folder / "password"
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+@postgres
+def test_the_password_of_a_kept_folder_stays_the_same():
+    with tempfile.TemporaryDirectory(prefix="semel-") as folder:
+        first, again = PostgresServer(directory=folder), PostgresServer(directory=folder)
+        with require(first.start):
+            assert answer(first.url, "SELECT 1") == 1
+        with again:
+            assert answer(again.url, "SELECT 1") == 1
+
+        assert first.password == again.password
 
 
 @postgres

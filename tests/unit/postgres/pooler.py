@@ -9,16 +9,22 @@ import struct
 import threading
 from typing import Literal, Self
 
+import psycopg
+
 # https://www.postgresql.org/docs/current/protocol-message-formats.html
 _WANTS_ENCRYPTION = (80877103, 80877104)
 
 
 class Pooler:
-    """Stands before 127.0.0.1:*target_port*, at `port`; for statements, not for COPY."""
+    """Stands before the server of *target*, at `port`; for statements, not for COPY.
 
-    def __init__(self, target_port: int, mode: Literal["session", "transaction", "rotating"]):
-        self.target_port = target_port
+    It asks its clients for no password, and has the one in *target*.
+    """
+
+    def __init__(self, target: str, mode: Literal["session", "transaction", "rotating"]):
+        self.target = target
         self.mode = mode
+        self._sessions: list[psycopg.Connection] = []
         self._idle: list[socket.socket] = []
         self._is_closed = False
         self._lock = threading.Lock()
@@ -33,7 +39,7 @@ class Pooler:
         self._listener.close()
         with self._lock:
             self._is_closed = True
-            for server in self._idle:
+            for server in (*self._idle, *self._sessions):
                 server.close()
 
     def _accept(self) -> None:
@@ -79,10 +85,15 @@ class Pooler:
         with self._lock:
             if self._idle and not (self.mode == "rotating" and len(self._idle) < 2):
                 return self._idle.pop(0 if self.mode == "rotating" else -1)
-        server = socket.create_connection(("127.0.0.1", self.target_port))
-        server.sendall(struct.pack("!i", len(startup) + 4) + startup)
-        while _message(server)[0] != b"Z":
-            pass
+        # Four bytes of the version, then names and values, each of them ended by a zero.
+        said = startup[4:].decode().split("\0")
+        given = dict(zip(said[::2], said[1::2], strict=False))
+        settings = {name: given[name] for name in ("application_name", "options") if name in given}
+        session = psycopg.connect(self.target, **settings)
+        with self._lock:
+            self._sessions.append(session)
+        server = socket.socket(fileno=os.dup(session.fileno()))
+        server.setblocking(True)
         return server
 
     def _give_back(self, server: socket.socket) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 from decimal import Decimal
 from itertools import count
+from urllib.parse import urlsplit
 
+import psycopg
 import pyarrow as pa
 
 from semel.pipeline.sink import SinkFatal, SinkOK
@@ -15,6 +17,20 @@ SCOPE = Scope("ledger-1", "payments", "main")
 SCHEMA = pa.schema([("id", pa.int64()), ("amount", pa.decimal128(12, 2)), ("note", pa.string())])
 TABLE = "CREATE TABLE entries (id bigint PRIMARY KEY, amount numeric(12,2), note text)"
 numbers = count()
+
+
+def create_role(url: str, role: str, *, attributes: str = "LOGIN") -> str:
+    """Create a role with the password in *url*, and return the URL with which it logs in."""
+    password = urlsplit(url).password
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"DROP ROLE IF EXISTS {role}")
+        connection.execute(f"CREATE ROLE {role} {attributes} PASSWORD '{password}'")
+    return as_role(url, role)
+
+
+def as_role(url: str, role: str) -> str:
+    """Return *url* for a role that `create_role` made."""
+    return url.replace("//postgres:", f"//{role}:")
 
 
 def txn(batch: int | None = None) -> SinkTxnId:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -26,6 +27,7 @@ from semel.testing.contracts.ledger_world import (
     scope_of,
     together,
 )
+from tests.unit.postgres.postgres_place import create_role
 
 pytestmark = pytest.mark.postgres
 
@@ -86,9 +88,10 @@ class TestPlace:
 
         def password():
             asked.append(1)
-            return "ignored by trust"
+            return urlsplit(postgres_url).password
 
-        with closing(PostgresLedger(postgres_url, password=password)) as ledger:
+        without = postgres_url.replace(f":{urlsplit(postgres_url).password}@", "@")
+        with closing(PostgresLedger(without, password=password)) as ledger:
             assert ledger.scopes() == []
             ledger.close()
             assert ledger.scopes() == []
@@ -245,9 +248,7 @@ class TestFaults:
 
     def test_a_user_without_rights_is_told_so(self, ledger, postgres_url):
         assert ledger.ledger_id
-        with psycopg.connect(postgres_url) as connection:
-            connection.execute("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN")
-        url = postgres_url.replace("postgres@", "stranger@")
+        url = create_role(postgres_url, "stranger")
 
         with (
             closing(PostgresLedger(url)) as other,

@@ -23,6 +23,8 @@ from semel.postgres.sink import PostgresSink
 from semel.postgres.statements import create_rejects
 from tests.unit.postgres.postgres_place import (
     SCOPE,
+    as_role,
+    create_role,
     left_behind,
     prepared,
     row,
@@ -35,10 +37,10 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.fixture
-def roles(database):
+def roles(url, database):
     """`payer` may insert into the table and owns its schema; `mallory` may only connect."""
     for role in ("payer", "mallory"):
-        database.execute(f"CREATE ROLE {role} LOGIN")
+        create_role(url, role)
     database.execute("CREATE SCHEMA semel AUTHORIZATION payer")
     database.execute("GRANT INSERT ON entries TO payer")
     database.execute("CREATE SCHEMA trap AUTHORIZATION mallory")
@@ -52,10 +54,6 @@ def roles(database):
         )
         database.execute(f"DROP OWNED BY {role} CASCADE")
         database.execute(f"DROP ROLE {role}")
-
-
-def as_role(url, role):
-    return url.replace("postgres@", f"{role}@")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import logging
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import psycopg
 import pyarrow as pa
@@ -21,6 +22,7 @@ from tests.unit.postgres.postgres_place import (
     SCOPE,
     TABLE,
     committed,
+    create_role,
     prepared,
     row,
     rows_of,
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.postgres
 def test_a_pooler_that_lends_sessions_by_transaction_is_refused(
     postgres_server, url, database, mode
 ):
-    with Pooler(postgres_server.port, mode) as pooler:
+    with Pooler(url, mode) as pooler:
         sink = PostgresSink(url.replace(str(postgres_server.port), str(pooler.port)), "entries")
 
         with pytest.raises(Permanent, match=r"pooler.*session mode"):
@@ -44,7 +46,7 @@ def test_a_pooler_that_lends_sessions_by_transaction_is_refused(
 
 
 def test_a_pooler_that_lends_sessions_for_good_is_welcome(postgres_server, url, database):
-    with Pooler(postgres_server.port, "session") as pooler:
+    with Pooler(url, "session") as pooler:
         sink = PostgresSink(url.replace(str(postgres_server.port), str(pooler.port)), "entries")
 
         sink.check(SCHEMA)
@@ -78,8 +80,11 @@ def test_settings_that_cannot_work_are_refused_at_once(settings):
 def test_no_password_is_told_anywhere(url, database, caplog):
     caplog.set_level(logging.DEBUG)
     secret = "pa55:w/rd"
-    sink = PostgresSink(url.replace("postgres@", "postgres:pa55%3Aw%2Frd@"), "entries", mode="auto")
-    asked = PostgresSink(url, "entries", password=lambda: secret, name="asked")
+    teller = create_role(url, "teller", attributes="SUPERUSER LOGIN")
+    database.execute(f"ALTER ROLE teller PASSWORD '{secret}'")
+    given = teller.replace(urlsplit(url).password, "pa55%3Aw%2Frd")
+    sink = PostgresSink(given, "entries", mode="auto")
+    asked = PostgresSink(teller, "entries", password=lambda: secret, name="asked")
     of = txn()
     token = prepared(sink, of, [row(1)])
     told = [repr(sink), str(sink), repr(sink.stager(of)), repr(asked.stager(of)), repr(token)]

@@ -16,6 +16,7 @@ from tests.unit.postgres.postgres_place import (
     SCHEMA,
     SCOPE,
     committed,
+    create_role,
     left_behind,
     row,
     rows_of,
@@ -129,9 +130,7 @@ def test_an_upsert_needs_an_index_that_can_settle_it(url, database):
 
 
 def test_missing_rights_are_told_with_the_grants(url, database):
-    database.execute("DROP ROLE IF EXISTS guest")
-    database.execute("CREATE ROLE guest LOGIN")
-    guest = url.replace("postgres@", "guest@")
+    guest = create_role(url, "guest")
     try:
         with pytest.raises(Permanent, match='GRANT USAGE, CREATE ON SCHEMA "semel" TO "guest"'):
             PostgresSink(guest, "entries").check(None)

@@ -62,7 +62,7 @@ def test_a_commit_whose_reply_is_lost_is_found_and_not_repeated(
     postgres_server, url, database, mode, lost
 ):
     with CutProxy(postgres_server.port) as proxy:
-        through = url.replace(str(postgres_server.port), str(proxy.port))
+        through = proxy.through(url)
         sink = PostgresSink(through, "entries", mode=mode)
         of = txn()
         token = prepared(sink, of, [row(1)], [row(2)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import stat
@@ -39,6 +40,9 @@ DROP DATABASE :"name" WITH (FORCE);
 class PostgresServer(Lifetime):
     """One server with an empty cluster; `fsync` and `synchronous_commit` stay on.
 
+    Its port is open to every account of this computer, and its superuser may run programs: so it
+    asks for a password, which is random, and part of the URL.
+
     `stop("immediate")` crashes it: the next `start` recovers from the write-ahead log.
     """
 
@@ -61,7 +65,18 @@ class PostgresServer(Lifetime):
 
     def url_of(self, database: str) -> str:
         """Where *database* is."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    @property
+    def password(self) -> str:
+        """The superuser's password, kept beside the cluster for the owner of the folder alone."""
+        kept = self.folder / "password"
+        if not kept.exists():
+            kept.touch(mode=0o600)
+            kept.write_text(secrets.token_hex(16))
+            if _RUN_AS is not None:
+                os.chown(kept, *_RUN_AS)
+        return kept.read_text()
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
@@ -79,9 +94,11 @@ class PostgresServer(Lifetime):
             os.chown(self.folder, *_RUN_AS)
             _check_reachable(self.folder)
         if not (cluster / "PG_VERSION").exists():
+            assert self.password  # makes the file
             self._run(
                 "initdb",
-                *(f"--pgdata={cluster}", "--username=postgres", "--auth=trust"),
+                *(f"--pgdata={cluster}", "--username=postgres", "--auth=scram-sha-256"),
+                f"--pwfile={self.folder / 'password'}",
                 # The same collation on every machine; syncing an empty cluster protects nothing.
                 *("--locale=C", "--encoding=UTF8", "--no-instructions", "--no-sync"),
             )
@@ -129,6 +146,7 @@ class PostgresServer(Lifetime):
             text=True,
             check=False,
             cwd=self.folder,
+            env={**os.environ, "PGPASSWORD": self.password},
             user=_RUN_AS and _RUN_AS.user,
             group=_RUN_AS and _RUN_AS.group,
             extra_groups=None if _RUN_AS is None else [],
