@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from semel.memory.sink import MemorySink
 from semel.operate.adoption import leave_out, plan_adoption
 from semel.pipeline.generation import CheckpointRefused, adopt
 from semel.spark.checkpoint import open_checkpoint
-from tests.spark.world import World, deduplicated, ids_in
+from tests.spark.world import SCHEMA, World, deduplicated, ids_in
 
 pytestmark = pytest.mark.spark
 
@@ -241,6 +243,40 @@ def test_a_torn_checkpoint_on_another_file_system_shows_as_an_overlap_and_can_le
     run_at(world, ExactlyOnce("app", ledger, [sink]), elsewhere)
 
     assert ids_in(sink.visible) == world.ids == [1, 2, 3]
+
+
+def test_leaving_files_out_loses_no_old_file_beside_a_committed_one_that_is_gone(
+    world: World, ledger: MemoryLedger
+) -> None:
+    def run(pipeline: ExactlyOnce) -> None:
+        stream = world.spark.readStream.schema(SCHEMA).json(str(world.input))
+        writer = stream.writeStream.foreachBatch(pipeline).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(world.checkpoint())).start()
+        assert query.awaitTermination(60)
+
+    sink = MemorySink()
+    world.put(1)
+    world.put(2)
+    first, second = sorted(world.input.iterdir())
+    committed, long_ago = (time.time() - 24 * 3600 * days for days in (9, 8))
+    os.utime(second, (committed, committed))
+    run(ExactlyOnce("app", ledger, [sink]))
+    world.lose()
+    first.unlink()
+    world.put(3)
+    os.utime(world.input / "00003.json", (long_ago, long_ago))
+    world.put(4)
+    refused = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        run(refused)
+    refused.stop()
+
+    there = open_checkpoint(str(world.checkpoint()))
+    plan = plan_adoption(ledger, refused.scope, there.root, there, there.adoptable())
+    adopt(ledger, refused.scope, leave_out(ledger, plan, there), who="ann", why="test")
+    run(ExactlyOnce("app", ledger, [sink]))
+
+    assert ids_in(sink.visible) == world.ids == [1, 2, 3, 4]
 
 
 def test_a_file_system_that_spark_does_not_have_is_named(world: World) -> None:

@@ -30,6 +30,9 @@ from semel.pipeline.source import BatchRange, Position, SourceKind, SourceRange,
 NO_DATA: Final = "-"
 """Spark's entry for a source without data so far."""
 
+FILE_AGE_MS: Final = 7 * 24 * 3600 * 1000
+"""Spark's default of ``maxFileAge``: a file that is older beside the newest one is never read."""
+
 SIGNAL: Final = "semel_waiting"
 """The only key in the positions of the source that wakes a pipeline of messages."""
 
@@ -299,7 +302,8 @@ class Checkpoint:
         number of files.
 
         Raises:
-            NeedsOperator: the checkpoint is not new, or has state or other sources.
+            NeedsOperator: the checkpoint is not new, or has state or other sources; or a file would
+                never be read.
         """
         ends = self._offsets(0) or []
         if (
@@ -313,23 +317,40 @@ class Checkpoint:
                 f"planned its first batch and not finished it, of a query without state whose "
                 f"sources are all of files"
             )
-        for index in range(len(ends)):
-            entry = f"sources/{index}/0"
-            version, *lines = self._require(entry).splitlines()
-            planned = [json.loads(line) for line in lines]
-            written_at = {fields["path"]: fields["timestamp"] for fields in planned}
-            # Spark forgets old files, and takes no file for new that is older than those: the
-            # time of the newest one keeps a file that this batch does not list.
-            newest = max(written_at.values(), default=0)
-            kept = [
-                {"path": path, "timestamp": written_at.get(path, newest), "batchId": 0}
-                for path in sorted(committed.get(str(index), ()))
-            ]
-            texts = [json.dumps(fields, separators=(",", ":")) for fields in kept]
-            self._files.write(entry, "\n".join([version, *texts]))
+        texts = {
+            f"sources/{index}/0": self._left_out(index, committed.get(str(index), ()))
+            for index in range(len(ends))
+        }
+        for entry, text in texts.items():
+            self._files.write(entry, text)
         # Last: until then Spark would plan the batch again, and the ledger would refuse it.
         self._files.write("commits/0", 'v1\n{"nextBatchWatermarkMs":0}')
         return sum(len(committed.get(str(index), ())) for index in range(len(ends)))
+
+    def _left_out(self, index: int, committed: Collection[str]) -> str:
+        """Return the first entry of a source's log, with the *committed* files instead of its own.
+
+        Spark forgets files that are older than ``maxFileAge`` beside the newest one in its log,
+        and takes no file for new that is as old.
+        """
+        version, *lines = self._require(f"sources/{index}/0").splitlines()
+        planned = [json.loads(line) for line in lines]
+        written_at = {fields["path"]: int(fields["timestamp"]) for fields in planned}
+        new = {path: at for path, at in written_at.items() if path not in committed}
+        # A file that this batch does not list is remembered long, and makes no other one old.
+        otherwise = min([max(written_at.values(), default=0), *new.values()])
+        kept = {path: written_at.get(path, otherwise) for path in sorted(committed)}
+        newest = max(kept.values(), default=0)
+        if lost := sorted(path for path, at in new.items() if at < newest - FILE_AGE_MS):
+            raise NeedsOperator(
+                f"checkpoint {self.root}: Spark would never read {len(lost)} files that are not "
+                f"committed, because they are more than 7 days (maxFileAge) older than committed "
+                f"ones: {', '.join(lost[:5])}; give them a new time (touch), and begin again with "
+                f"a new checkpoint"
+            )
+        entries = [{"path": path, "timestamp": at, "batchId": 0} for path, at in kept.items()]
+        texts = [json.dumps(fields, separators=(",", ":")) for fields in entries]
+        return "\n".join([version, *texts])
 
     def _paths_through(self, batch: int) -> dict[str, tuple[str, ...]]:
         """Return every file that batches up to *batch* have read, by source."""

@@ -186,6 +186,55 @@ def test_committed_files_are_left_out_of_a_new_checkpoint(world, shell, tmp_path
     assert set(paths) == {"file:///in/a", "file:///in/b"}
 
 
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.mark.parametrize(
+    ("times", "gone_at"),
+    [
+        ({"b": 1, "c": 9}, 9),  # c is new, and newer than all that is committed
+        ({"c": 1, "d": 9}, 1),  # nothing that is committed is there any more
+        ({"b": 7, "c": 1, "d": 9}, 1),
+    ],
+)
+def test_a_committed_file_that_is_gone_makes_no_new_file_too_old(
+    world, shell, tmp_path, times, gone_at
+):
+    root = tmp_path / "cp"
+    kept = leave_out(world, shell, root, times)
+
+    assert kept["file:///in/a"] == gone_at * DAY_MS
+    assert kept.get("file:///in/b") == times.get("b", gone_at) * DAY_MS
+
+
+def test_a_new_file_that_would_never_be_read_is_named_and_nothing_is_left_out(
+    world, shell, tmp_path
+):
+    refused = leave_out(world, shell, tmp_path / "cp", {"b": 9, "c": 1, "d": 8}, code=4)
+
+    assert "would never read 1 files that are not committed" in refused["error"]
+    assert "file:///in/c;" in refused["error"]
+    assert not list((tmp_path / "cp/commits").iterdir())
+    assert len((tmp_path / "cp/sources/0/0").read_text().splitlines()) == 4
+
+
+def leave_out(world: World, shell: Shell, root: Path, days: dict[str, int], code: int = 0):
+    """Commit a and b; then leave them out of a checkpoint that has planned the files of *days*."""
+    committed_files(world, "file:///in/a", "file:///in/b")
+    write_checkpoint(root, [0], finished=None)
+    (root / "offsets/0").write_text('v1\n{}\n{"logOffset":0}')
+    planned = [
+        {"path": f"file:///in/{name}", "timestamp": day * DAY_MS, "batchId": 0}
+        for name, day in days.items()
+    ]
+    (root / "sources/0/0").write_text("\n".join(["v1", *map(json.dumps, planned)]))
+    document = adopt(shell, root, *WHY, "--yes", "--leave-out-files", code=code)
+    if code:
+        return document
+    entries = map(json.loads, (root / "sources/0/0").read_text().splitlines()[1:])
+    return {entry["path"]: entry["timestamp"] for entry in entries}
+
+
 def test_a_checkpoint_with_other_sources_is_left_as_it_is(world, shell, tmp_path):
     write_checkpoint(tmp_path / "cp", [20, 30], finished=None)
 
