@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,26 +101,7 @@ class DeltaSink(TableSink):
 
     def check(self, schema: Schema | None) -> None:
         """Load the table, try to write beside its data, and compare the columns."""
-        loaded = self._load()
-        about = loaded.table.metadata()
-        wrong = [
-            f"{key}={value}"
-            for key, value in about.configuration.items()
-            if key.startswith("delta.constraints.")
-            or (key == "delta.columnMapping.mode" and value != "none")
-        ]
-        wrong += [
-            f"it is partitioned by {column}, a {loaded.schema.field(column).type}"
-            for column in about.partition_columns
-            if not can_partition(loaded.schema.field(column).type)
-        ]
-        if self.write is TableWrite.OVERWRITE:
-            wrong += _obstacles_of_overwrite(about)
-        if wrong:
-            raise Permanent(
-                f"delta sink {self.name}: {self.table} needs what the sink does not do for the "
-                f"files it writes: {'; '.join(wrong)}"
-            )
+        loaded = self._load_writable()
         with self._storage_faults():
             loaded.attempts(Scope("probe", "probe", "probe")).raise_epoch(1)
         if schema is not None:
@@ -160,7 +142,7 @@ class DeltaSink(TableSink):
             loaded.rename(old.scope, new.scope)
 
     def stager(self, txn: SinkTxnId) -> DeltaStager:
-        loaded = self._load()
+        loaded = self._load_writable()
         columns = tuple(loaded.table.metadata().partition_columns)
         return DeltaStager(
             checked_label(txn), self.table, loaded.schema, columns, self.file_bytes, self._options
@@ -199,6 +181,31 @@ class DeltaSink(TableSink):
 
     def close(self) -> None:
         """Do nothing: no connection is held between calls."""
+
+    def _load_writable(self) -> DeltaTable:
+        """Load the table; raise Permanent if its rules are such that the sink would break them."""
+        loaded = self._load()
+        about = loaded.table.metadata()
+        wrong = [
+            f"{key}={value}"
+            for key, value in about.configuration.items()
+            if key.startswith("delta.constraints.")
+            or (key == "delta.columnMapping.mode" and value != "none")
+        ]
+        wrong += _rules_of_columns(json.loads(loaded.table.schema().to_json()))
+        wrong += [
+            f"it is partitioned by {column}, a {loaded.schema.field(column).type}"
+            for column in about.partition_columns
+            if not can_partition(loaded.schema.field(column).type)
+        ]
+        if self.write is TableWrite.OVERWRITE:
+            wrong += _obstacles_of_overwrite(about)
+        if wrong:
+            raise Permanent(
+                f"delta sink {self.name}: {self.table} needs what the sink does not do for the "
+                f"files it writes: {'; '.join(wrong)}"
+            )
+        return loaded
 
     def _load(self) -> DeltaTable:
         with self._table_faults():
@@ -369,6 +376,24 @@ _IN_PLACE_OF: Final = {
     TableWrite.APPEND: "",
     TableWrite.OVERWRITE: ", in place of all others of their partitions,",
 }
+
+
+_RULES: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.")
+
+
+def _rules_of_columns(content: Any) -> list[str]:
+    """Find the columns, at any depth of a schema, whose values the writer must check or make."""
+    if isinstance(content, list):
+        return [rule for one in content for rule in _rules_of_columns(one)]
+    if not isinstance(content, dict):
+        return []
+    metadata = content.get("metadata", {})
+    found = [
+        f"{key}={value} of column {content['name']}"
+        for key, value in metadata.items()
+        if key.startswith(_RULES)
+    ]
+    return found + _rules_of_columns([content[key] for key in content.keys() - {"metadata"}])
 
 
 def _obstacles_of_overwrite(about: Any) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake.schema import ArrayType, StructType
 
 from semel import Driver
 from semel.clock import SYSTEM_CLOCK
@@ -326,6 +327,30 @@ def test_a_table_that_asks_for_more_than_files_is_refused(uri, tmp_path):
         DeltaSink(tmp_path / "nothing").check(None)
     with pytest.raises(Misuse, match="append, overwrite"):
         DeltaSink(uri, write="upsert")
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        ("delta.invariants", '{"expression": {"expression": "n > 0"}}'),
+        ("delta.generationExpression", "id * 2"),
+        ("delta.identity.start", 1),
+    ],
+)
+def test_a_table_whose_columns_have_rules_is_refused_also_if_they_come_later(tmp_path, rule, value):
+    ruled = Field("n", "long", metadata={rule: value})
+    nested = [Field("s", ArrayType(StructType([ruled]), contains_null=True))]
+    for number, columns in enumerate([[ruled], nested]):
+        uri = str(tmp_path / f"t{number}")
+        DeltaTable.create(uri, Schema([Field("id", "long")]))
+        sink = DeltaSink(uri)
+        sink.check(pa.schema([("id", pa.int64())]))
+        DeltaTable.create(uri, Schema([Field("id", "long"), *columns]), mode="overwrite")
+
+        with pytest.raises(Permanent, match=f"{rule}=.* of column n"):
+            DeltaSink(uri).check(None)
+        with pytest.raises(Permanent, match=rule):
+            sink.stager(txn())
 
 
 def test_what_a_late_task_left_is_listed_by_the_doctor_and_removed_by_recovery(uri):
