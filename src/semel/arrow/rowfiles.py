@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
-from semel.arrow.formats import Format, RowFile, open_rows
+from semel.arrow.formats import RowFile
+from semel.arrow.tally import schema_to_text, tally
 from semel.errors import Permanent, require
-from semel.pipeline.sink import Batch, Schema
+from semel.pipeline.sink import Batch, Receipt, Schema, Tally
 
 pa: Any = require("pyarrow", "files")
 pc: Any = require("pyarrow.compute", "files")
@@ -25,6 +26,9 @@ _TASK_NAME_LENGTH: Final = 64
 
 # Each open file keeps a row group and a part in memory.
 _OPEN_AT_ONCE: Final = 16
+
+# Of so many bytes of rows the parts of a partition become one row group.
+COLLECT_BYTES: Final = 64 << 20
 
 Values: TypeAlias = tuple[Any, ...]
 """The values of the partition columns, as Python values."""
@@ -47,47 +51,57 @@ class CountedFile(io.RawIOBase):
 class RowFiles:
     """Rows go into files of about *file_bytes* each.
 
-    *open_file* gets the partition's values and opens a new file; *close_file* gets the file, the
-    values and the number of rows, once all of them are written into it.
+    *split* yields the rows of each partition with its values; *open_file* gets the values and
+    the columns, and returns a new file and what writes rows into it; *close_file* gets the file,
+    the values and the number of rows, once all of them are written into it.  Of *collect_bytes*
+    of rows at a time the parts of a partition are written together.
     """
 
     def __init__(
         self,
-        open_file: Callable[[Values], CountedFile],
-        close_file: Callable[[CountedFile, Values, int], None],
-        format: Format,
-        compression: str,
+        open_file: Callable[[Values, Schema], tuple[Any, RowFile]],
+        close_file: Callable[[Any, Values, int], None],
         file_bytes: int,
-        partition_by: Sequence[str] = (),
+        split: Callable[[Batch], Iterable[tuple[Values, Batch]]],
+        collect_bytes: int = 0,
     ) -> None:
         self._open_file = open_file
         self._close_file = close_file
-        self._format = format
-        self._compression = compression
         self._file_bytes = file_bytes
-        self._partition_by = tuple(partition_by)
-        self._schema: Schema = None
-        self._open: dict[Values, tuple[CountedFile, RowFile, int]] = {}
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of the batches; None before the first."""
-        return self._schema
+        self._split = split
+        self._collect_bytes = collect_bytes
+        self.schema: Schema = None
+        """The columns of the batches; None before the first."""
+        self.tally = Tally()
+        self._waiting: list[Batch] = []
+        self._bytes = 0
+        self._open: dict[Values, tuple[Any, RowFile, int]] = {}
 
     def write(self, batch: Batch) -> None:
-        """Write rows, each into its partition's file.
+        """Write rows, each into its partition's file, now or when enough are collected.
 
         Raises:
             Permanent: the batch has another schema than the one before.
         """
-        if self._schema is None:
-            self._schema = batch.schema.remove_metadata()
+        if self.schema is None:
+            self.schema = batch.schema.remove_metadata()
         if batch.num_rows == 0:
             return
-        if not batch.schema.equals(self._schema):
+        if not batch.schema.equals(self.schema):
             raise Permanent("a batch has another schema than the one before")
-        for values, rows in split(batch, self._partition_by):
-            self._write(values, rows)
+        self.tally += tally(batch)
+        self._waiting.append(batch.replace_schema_metadata(None))
+        self._bytes += batch.nbytes
+        if self._bytes >= self._collect_bytes:
+            self._flush()
+
+    def _flush(self) -> None:
+        batches, self._waiting, self._bytes = self._waiting, [], 0
+        if len(batches) > 1:
+            batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        for batch in batches:
+            for values, rows in self._split(batch):
+                self._write(values, rows)
 
     def _write(self, values: Values, batch: Batch) -> None:
         # Taken out and put back: the dictionary's order is that of the last use.
@@ -95,8 +109,7 @@ class RowFiles:
         if found is None:
             if len(self._open) >= _OPEN_AT_ONCE:
                 self._close(next(iter(self._open)))
-            file = self._open_file(values)
-            found = file, open_rows(self._format, self._compression, batch.schema, file), 0
+            found = *self._open_file(values, batch.schema), 0
         file, rows, count = found
         self._open[values] = file, rows, count + batch.num_rows
         rows.write(batch)
@@ -110,14 +123,21 @@ class RowFiles:
 
     def close(self) -> None:
         """Write all remaining rows and close every file."""
+        self._flush()
         while self._open:
             self._close(next(iter(self._open)))
 
-    def abandon(self) -> list[CountedFile]:
+    def abandon(self) -> list[Any]:
         """Return the files that are still open, and forget their rows."""
         files = [file for file, _, _ in self._open.values()]
         self._open.clear()
+        self._waiting.clear()
         return files
+
+    def receipt(self, task: str, **detail: Any) -> Receipt:
+        """Return what a task answers after `close`."""
+        schema = None if self.schema is None else schema_to_text(self.schema)
+        return Receipt(task, self.tally, {**detail, "schema": schema})
 
 
 def split(batch: Batch, columns: Sequence[str]) -> Iterator[tuple[Values, Batch]]:

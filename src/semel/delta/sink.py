@@ -64,8 +64,8 @@ class DeltaSink(TableSink):
     `deltalake.DeltaTable`.  Executors write the data files themselves, below the table, and
     need the same access to the storage as the driver.
 
-    *write* is ``append``, or ``overwrite`` of the partitions that have rows.  A task writes a
-    file when it has collected *file_bytes* of rows in memory.
+    *write* is ``append``, or ``overwrite`` of the partitions that have rows.  A task begins its
+    next file when one has *file_bytes*.
     """
 
     kind = "delta"
@@ -107,6 +107,9 @@ class DeltaSink(TableSink):
         if schema is not None:
             nothing = [pa.nulls(0, column.type) for column in schema]
             conform(pa.RecordBatch.from_arrays(nothing, names=schema.names), loaded.schema)
+            columns = loaded.table.metadata().partition_columns
+            if absent := [column for column in columns if column not in schema.names]:
+                raise Permanent(f"the rows do not fit the table: its partitions need {absent}")
 
     def fence(self, scope: Scope, epoch: int) -> None:
         super().fence(scope, epoch)

@@ -7,15 +7,15 @@ import datetime as dt
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.arrow.attempts import folder_of
+from semel.arrow.rowfiles import COLLECT_BYTES, RowFiles, Values, split
 from semel.arrow.tables import storage_faults
-from semel.arrow.tally import schema_to_text, tally
 from semel.errors import Permanent, require
-from semel.pipeline.sink import Batch, Receipt, Schema, Tally
+from semel.pipeline.sink import Batch, Receipt, Schema
 from semel.pipeline.txn import SinkTxnId
 
 pa: Any = require("pyarrow", "delta")
@@ -58,64 +58,97 @@ class DeltaWriter:
         name = hashlib.sha256(task.encode()).hexdigest()[:16]
         self._folder = f"{folder_of(stager.txn)}/task-{name}"
         self._fs = file_system(stager.uri, stager.options)
-        self._schema: Any = None
-        self._tally = Tally()
-        self._waiting: list[Any] = []
-        self._bytes = 0
-        self._files: list[dict[str, Any]] = []
+        self._begun = 0
+        self._done: list[dict[str, Any]] = []
+        self._files = RowFiles(
+            self._begin,
+            self._finish,
+            stager.file_bytes,
+            lambda batch: split(conform(batch, stager.schema), stager.partition_by),
+            min(stager.file_bytes, COLLECT_BYTES),
+        )
 
     def write(self, batch: Batch) -> None:
-        """Collect the rows, and write a file (one per partition) when there are enough."""
-        if self._schema is None:
-            self._schema = batch.schema.remove_metadata()
-        if batch.num_rows == 0:
-            return
-        if not batch.schema.equals(self._schema):
-            raise Permanent(f"task {self._task}: a batch has another schema than the one before")
-        self._tally += tally(batch)
-        self._waiting.append(conform(batch, self._stager.schema))
-        self._bytes += batch.nbytes
-        if self._bytes >= self._stager.file_bytes:
-            self._flush()
+        """Collect the rows, and write them into a file per partition when there are enough."""
+        with self._faults():
+            self._files.write(without_empty_texts(batch, self._stager.partition_by))
 
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        rows = pa.Table.from_batches(self._waiting)
-        with storage_faults(f"staging into {self._folder}"):
-            for values, part in _partitions(rows, self._stager.partition_by):
-                self._write_file(values, part)
-        self._waiting, self._bytes = [], 0
+    def _begin(self, values: Values, schema: Schema) -> tuple[_DataFile, _DataFile]:
+        path = f"{self._folder}/part-{self._begun:05d}.parquet"
+        self._begun += 1
+        file = _DataFile(path, self._fs.open_output_stream(path), schema)
+        return file, file
 
-    def _write_file(self, values: Mapping[str, Any], rows: Any) -> None:
-        path = f"{self._folder}/part-{len(self._files):05d}.parquet"
-        footers: list[Any] = []
-        with self._fs.open_output_stream(path) as stream:
-            pq.write_table(rows, stream, compression="snappy", metadata_collector=footers)
-            size = stream.tell()
-        self._files.append(
+    def _finish(self, file: _DataFile, values: Values, rows: int) -> None:
+        named = dict(zip(self._stager.partition_by, values, strict=True))
+        self._done.append(
             {
-                "path": path,
-                "size": size,
-                "values": partition_texts(values),
-                "stats": statistics(footers[0]),
+                "path": file.path,
+                "size": file.size,
+                "values": partition_texts(named),
+                "stats": statistics(file.footer),
             }
         )
 
     def finish(self) -> Receipt:
-        self._flush()
-        detail = {
-            "files": self._files,
-            "layout": list(self._stager.partition_by),
-            "schema": None if self._schema is None else schema_to_text(self._schema),
-        }
-        return Receipt(self._task, self._tally, detail)
+        with self._faults():
+            self._files.close()
+        layout = list(self._stager.partition_by)
+        return self._files.receipt(self._task, files=self._done, layout=layout)
 
     def discard(self) -> None:
         """Remove the task's folder, as far as possible."""
-        self._waiting = []
+        with contextlib.suppress(Exception):
+            for file in self._files.abandon():
+                file.close()
         with contextlib.suppress(Exception):
             self._fs.delete_dir(self._folder)
+
+    def _faults(self) -> contextlib.AbstractContextManager[None]:
+        return storage_faults(f"staging into {self._folder}")
+
+
+class _DataFile:
+    """A file that is being written, and its footer."""
+
+    def __init__(self, path: str, stream: Any, schema: Schema) -> None:
+        self.path = path
+        self.size = 0
+        self._stream = stream
+        self._footers: list[Any] = []
+        self._writer = pq.ParquetWriter(
+            stream, schema, compression="snappy", metadata_collector=self._footers
+        )
+
+    @property
+    def footer(self) -> Any:
+        """The footer of a closed file."""
+        return self._footers[0]
+
+    def write(self, batch: Batch) -> None:
+        """Write the rows as a row group."""
+        self._writer.write_batch(batch)
+        self.size = self._stream.tell()
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._writer.close()
+        self.size = self._stream.tell()
+        self._stream.close()
+
+
+def without_empty_texts(batch: Batch, columns: Sequence[str]) -> Batch:
+    """Return the rows with null in place of empty texts in *columns*.
+
+    A log has one form for both as the value of a partition, and readers take it for null.
+    """
+    for index, name in enumerate(batch.schema.names):
+        column = batch.column(index)
+        if name in columns and str(column.type) in ("string", "large_string"):
+            empty = pc.fill_null(pc.equal(column, ""), False)
+            filled = pc.if_else(empty, pa.scalar(None, column.type), column)
+            batch = batch.set_column(index, batch.schema.field(index), filled)
+    return batch
 
 
 def conform(batch: Batch, schema: Schema) -> Batch:
@@ -146,19 +179,6 @@ def conform(batch: Batch, schema: Schema) -> Batch:
             ) from error
         fields.append(wanted)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _partitions(rows: Any, by: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], Any]]:
-    if not by:
-        yield {}, rows
-        return
-    for values in rows.select(by).group_by(list(by)).aggregate([]).to_pylist():
-        chosen = None
-        for name, value in values.items():
-            column = rows[name]
-            same = pc.is_null(column) if value is None else pc.equal(column, value)
-            chosen = same if chosen is None else pc.and_kleene(chosen, same)
-        yield values, rows.filter(chosen).drop_columns(list(by))
 
 
 def partition_texts(values: Mapping[str, Any]) -> dict[str, str | None]:

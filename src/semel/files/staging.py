@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from semel.arrow.formats import Format, RowFile, extension, open_rows
-from semel.arrow.rowfiles import safe_name
-from semel.arrow.tally import schema_to_text, tally
+from semel.arrow.rowfiles import CountedFile, RowFiles, Values, safe_name
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Permanent
 from semel.files.disk import faults, names_in, remove_tree
 from semel.files.layout import TOKEN_FILE, Layout, StagedFile, is_hidden, seal
-from semel.pipeline.sink import Batch, Receipt, Tally, tally_of
+from semel.pipeline.sink import Batch, Receipt, Schema, tally_of
 from semel.pipeline.txn import SinkTxnId
 
 
@@ -45,34 +42,20 @@ class FilesWriter:
         self._name = safe_name(task)
         self._attempt = Layout(stager.path, stager.txn.scope).staged(stager.txn)
         self._folder = os.path.join(self._attempt, self._name)
-        self._schema: Any = None
-        self._tally = Tally()
-        self._files: list[StagedFile] = []
-        self._bytes: HashedFile | None = None
-        self._open: RowFile | None = None
-        self._rows = 0
+        self._done: list[StagedFile] = []
+        self._files = RowFiles(
+            self._begin, self._finish, stager.file_bytes, lambda batch: [((), batch)]
+        )
 
     def write(self, batch: Batch) -> None:
         """Write the rows, into the next file when the current one is large enough."""
-        if self._schema is None:
-            self._schema = batch.schema.remove_metadata()
-        if batch.num_rows == 0:
-            return
-        if not batch.schema.equals(self._schema):
-            raise Permanent(f"task {self._task}: a batch has another schema than the one before")
         with faults(f"staging into {self._folder}"):
-            if self._bytes is None or self._open is None:
-                self._bytes, self._open = self._next_file()
-            self._open.write(batch)
-            self._rows += batch.num_rows
-            self._tally += tally(batch)
-            if self._bytes.size >= self._stager.file_bytes:
-                self._close_file()
+            self._files.write(batch)
 
-    def _next_file(self) -> tuple[HashedFile, RowFile]:
+    def _begin(self, values: Values, schema: Schema) -> tuple[HashedFile, RowFile]:
         stager = self._stager
         end = extension(stager.format, stager.compression)
-        name = f"part-{self._name}-{len(self._files):05d}.{end}"
+        name = f"part-{self._name}-{len(self._done):05d}.{end}"
         # An abort may remove the folder between the two calls.
         for last in (False, False, True):
             os.makedirs(self._folder, exist_ok=True)
@@ -83,51 +66,37 @@ class FilesWriter:
                     raise
             else:
                 break
-        return file, open_rows(stager.format, stager.compression, self._schema, file)
+        return file, open_rows(stager.format, stager.compression, schema, file)
 
-    def _close_file(self) -> None:
-        if self._bytes is None or self._open is None:
-            return
-        self._open.close()
-        file = self._bytes
+    def _finish(self, file: HashedFile, values: Values, rows: int) -> None:
         # Sync the data now, on this host; prepare syncs the folders, for all tasks
         # at once.
         file.sync()
         file.close()
-        self._files.append(
-            StagedFile(os.path.basename(file.path), self._rows, file.size, file.hash)
-        )
-        self._bytes, self._open, self._rows = None, None, 0
+        self._done.append(StagedFile(os.path.basename(file.path), rows, file.size, file.hash))
 
     def finish(self) -> Receipt:
         with faults(f"staging into {self._folder}"):
-            self._close_file()
-        detail = {
-            "folder": self._name,
-            "files": [asdict(file) for file in self._files],
-            "schema": None if self._schema is None else schema_to_text(self._schema),
-        }
-        return Receipt(self._task, self._tally, detail)
+            self._files.close()
+        done = [asdict(file) for file in self._done]
+        return self._files.receipt(self._task, folder=self._name, files=done)
 
     def discard(self) -> None:
         """Remove the task's folder, as far as possible."""
-        with contextlib.suppress(Exception):
-            if self._bytes is not None and self._open is not None:
-                self._bytes.abandon()
-                self._open.close()
-            self._bytes = self._open = None
+        with contextlib.suppress(OSError):
+            for file in self._files.abandon():
+                file.abandon()
         with contextlib.suppress(OSError):
             remove_tree(self._folder)
             os.rmdir(self._attempt)  # fails if other tasks have files there
 
 
-class HashedFile(io.RawIOBase):
+class HashedFile(CountedFile):
     """A new file that counts and hashes its bytes while they are written."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
-        self.size = 0
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by `close`
         self._hash = hashlib.blake2b(digest_size=16)
 
@@ -135,10 +104,6 @@ class HashedFile(io.RawIOBase):
     def hash(self) -> str:
         """The hash of everything written."""
         return self._hash.hexdigest()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
     def write(self, data: Any) -> int:
         """Write all of *data*."""
@@ -149,10 +114,6 @@ class HashedFile(io.RawIOBase):
             done += self._file.write(view[done:]) or 0
         self.size += len(view)
         return len(view)
-
-    def tell(self) -> int:
-        """Return the number of written bytes."""
-        return self.size
 
     def abandon(self) -> None:
         """Close the file; later writes are ignored."""

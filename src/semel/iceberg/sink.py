@@ -43,7 +43,7 @@ from semel.iceberg.staging import (
 )
 from semel.pipeline.sink import Guarantee, Schema, Tally, Tenant, Token
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
-from semel.secrets import masked
+from semel.secrets import masked, scrubbed
 
 pa: Any = require("pyarrow", "iceberg")
 catalogs: Any = require("pyiceberg.catalog", "iceberg")
@@ -76,7 +76,7 @@ class IcebergSink(TableSink):
     the rows in whose *delete_column* is true; the table does not have this column.
 
     *evolve* is ``"add-columns"`` if columns that the table lacks may be added to it, before
-    the first batch.  A task writes a file when it has collected *file_bytes* of rows in memory.
+    the first batch.  A task begins its next file when one has *file_bytes*.
     """
 
     kind = "iceberg"
@@ -137,7 +137,7 @@ class IcebergSink(TableSink):
         missing = [column for column in schema if column.name not in table.schema().column_names]
         if missing and self.evolve == ADD_COLUMNS:
             with self._catalog_faults(), table.update_schema() as change:
-                change.union_by_name(pa.schema([column.with_nullable(True) for column in missing]))
+                change.union_by_name(conform_schema(pa.schema(missing), table))
             table = self._load().table
         self._check_write(table)
         if self.write is not TableWrite.DELETE:
@@ -271,15 +271,21 @@ class IcebergSink(TableSink):
                 f"iceberg sink {self.name}: table {self.table} does not exist in catalog "
                 f"{self._catalog_name}; create it with catalog.create_table({self.table!r}, schema)"
             ) from error
+        except arrow_io.UnsupportedPyArrowTypeException as error:
+            raise Permanent(
+                f"iceberg sink {self.name}: the rows do not fit the table: {error}"
+            ) from error
         except (exceptions.ForbiddenError, exceptions.UnauthorizedError) as error:
             raise Permanent(f"iceberg sink {self.name}: the catalog refuses: {error}") from error
         except SemelError:
             raise
         except Exception as error:  # a catalog raises the errors of its own driver
-            raise Retryable(
-                f"iceberg sink {self.name}: catalog {self._catalog_name} does not answer: "
-                f"{reason_of(error)}"
-            ) from error
+            catalog = f"iceberg sink {self.name}: catalog {self._catalog_name}"
+            reason = scrubbed(reason_of(error), self._properties.get("uri", ""))
+            # Without a catalog none was asked.  Its answer may raise a subclass of ValueError.
+            if self._catalog is None and _SET_UP_WRONGLY & {type(error), *_names_of(error)}:
+                raise Misuse(f"{catalog} is not set up: {reason}") from error
+            raise Retryable(f"{catalog} does not answer: {reason}") from error
 
 
 class IcebergTable:
@@ -461,6 +467,20 @@ class Marks:
                 "commits": [[txn.label, proof] for txn, proof in newest],
             }
         )
+
+
+# Those of URLs are requests' and SQLAlchemy's, which not every catalog needs.
+_SET_UP_WRONGLY: Final = {
+    ValueError,
+    "MissingSchema",
+    "InvalidSchema",
+    "InvalidURL",
+    "ArgumentError",
+}
+
+
+def _names_of(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 _EFFECTS: Final = {

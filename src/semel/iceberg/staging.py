@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.arrow.attempts import folder_of
+from semel.arrow.rowfiles import COLLECT_BYTES, RowFiles, Values
 from semel.arrow.tables import TableWrite, storage_faults
-from semel.arrow.tally import schema_to_text, tally
 from semel.errors import Permanent, require
-from semel.pipeline.sink import Batch, Receipt, Schema, Tally
+from semel.pipeline.sink import Batch, Receipt, Schema
 from semel.pipeline.txn import SinkTxnId
 
 pa: Any = require("pyarrow", "iceberg")
@@ -22,6 +21,7 @@ pc: Any = require("pyarrow.compute", "iceberg")
 pq: Any = require("pyarrow.parquet", "iceberg")
 conversions: Any = require("pyiceberg.conversions", "iceberg")
 iceberg_io: Any = require("pyiceberg.io", "iceberg")
+fileformat: Any = require("pyiceberg.io.fileformat", "iceberg")
 arrow_io: Any = require("pyiceberg.io.pyarrow", "iceberg")
 manifest: Any = require("pyiceberg.manifest", "iceberg")
 metadata: Any = require("pyiceberg.table.metadata", "iceberg")
@@ -102,52 +102,53 @@ class IcebergWriter:
         where = {"write.data.path": self._folder, "write.object-storage.enabled": "false"}
         self._table = whole.model_copy(update={"properties": {**whole.properties, **where}})
         self._io = iceberg_io.load_file_io(dict(stager.io), whole.location)
-        self._schema: Any = None
-        self._tally = Tally()
-        self._waiting: list[Any] = []
-        self._bytes = 0
-        self._files: list[DataFile] = []
-        self._keys: list[Any] = []
+        self._begun = 0
+        self._done: list[DataFile] = []
         self._key_files: list[dict[str, Any]] = []
+        self._files = RowFiles(
+            self._begin,
+            self._finish,
+            stager.file_bytes,
+            self._split,
+            min(stager.file_bytes, COLLECT_BYTES),
+        )
 
     def write(self, batch: Batch) -> None:
-        """Collect the rows, and write a file (one per partition) when there are enough."""
-        if self._schema is None:
-            self._schema = batch.schema.remove_metadata()
-        if batch.num_rows == 0:
-            return
-        if not batch.schema.equals(self._schema):
-            raise Permanent(f"task {self._task}: a batch has another schema than the one before")
-        self._tally += tally(batch)
+        """Collect the rows, and write them into a file per partition when there are enough."""
+        with self._faults():
+            self._files.write(batch)
+
+    def _split(self, batch: Batch) -> Iterator[tuple[Values, Batch]]:
         if self._stager.key:
-            self._keys.append(_keys_of(batch, self._stager.key))
-            self._bytes += self._keys[-1].nbytes
+            self._write_keys(_keys_of(batch, self._stager.key))
         rows = self._stager.to_store(batch)
         if rows.num_rows == 0:
             return
-        conformed = conform(rows, self._table.schema())
-        if not self._waiting:
-            check_columns(self._table, conformed.schema)
-        self._waiting.append(conformed)
-        self._bytes += conformed.nbytes
-        if self._bytes >= self._stager.file_bytes:
-            self._flush()
+        schema, spec = self._table.schema(), self._table.spec()
+        conformed = conform(rows, schema)
+        check_columns(self._table, conformed.schema)
+        if spec.is_unpartitioned():
+            yield (typedef.Record(), ""), conformed
+            return
+        whole = pa.Table.from_batches([conformed])
+        for part in arrow_io._determine_partitions(spec, schema, whole):
+            key = part.partition_key
+            for one in part.arrow_table_partition.to_batches():
+                yield (key.partition, f"/{key.to_path()}"), one
 
-    def _flush(self) -> None:
-        with storage_faults(f"staging into {self._folder}"):
-            if self._waiting:
-                rows = pa.Table.from_batches(self._waiting)
-                self._files += arrow_io._dataframe_to_data_files(
-                    self._table, rows, self._io, write_uuid=uuid.uuid4()
-                )
-            if self._keys:
-                self._write_keys()
-        self._waiting, self._keys, self._bytes = [], [], 0
+    def _begin(self, values: Values, schema: Schema) -> tuple[_OpenFile, _OpenFile]:
+        path = f"{self._folder}{values[1]}/part-{self._begun:05d}.parquet"
+        self._begun += 1
+        file = _OpenFile(self._table, self._io.new_output(path))
+        return file, file
 
-    def _write_keys(self) -> None:
+    def _finish(self, file: _OpenFile, values: Values, rows: int) -> None:
+        self._done.append(file.described(values[0]))
+
+    def _write_keys(self, keys: Batch) -> None:
         name = f"keys-{len(self._key_files):05d}.parquet"
         with self._io.new_output(f"{self._folder}/{name}").create() as stream:
-            pq.write_table(pa.Table.from_batches(self._keys), stream)
+            pq.write_table(pa.Table.from_batches([keys]), stream)
             size = stream.tell()
         path = f"{folder_of(self._stager.txn)}{self._below()}/{name}"
         self._key_files.append({"path": path, "size": size})
@@ -156,25 +157,75 @@ class IcebergWriter:
         return self._folder.removeprefix(self._stager.folder)
 
     def finish(self) -> Receipt:
-        self._flush()
-        detail = {
-            "files": [self._described(file) for file in self._files],
-            "keys": self._key_files,
-            "layout": self._table.default_spec_id,
-            "schema": None if self._schema is None else schema_to_text(self._schema),
-        }
-        return Receipt(self._task, self._tally, detail)
+        with self._faults():
+            self._files.close()
+        return self._files.receipt(
+            self._task,
+            files=[self._described(file) for file in self._done],
+            keys=self._key_files,
+            layout=self._table.default_spec_id,
+        )
 
     def _described(self, file: DataFile) -> dict[str, Any]:
         inside = file.file_path.removeprefix(self._stager.folder)
         return file_to_json(file, f"{folder_of(self._stager.txn)}{inside}", self._table)
 
+    def _faults(self) -> contextlib.AbstractContextManager[None]:
+        return storage_faults(f"staging into {self._folder}")
+
     def discard(self) -> None:
         """Remove the task's folder, as far as possible."""
-        self._waiting, self._keys = [], []
+        with contextlib.suppress(Exception):
+            for file in self._files.abandon():
+                file.close()
         with contextlib.suppress(Exception):
             system, path = file_system(self._io, self._folder)
             system.delete_dir(path)
+
+
+class _OpenFile:
+    """A Parquet file that is being written, as pyiceberg writes those of its own."""
+
+    def __init__(self, table: Any, output: Any) -> None:
+        self._table = table
+        self._output = output
+        self._schema = arrow_io.sanitize_column_names(table.schema())
+        self._model = fileformat.FileFormatFactory.get(manifest.FileFormat.PARQUET)
+        self._writer = self._model.create_writer(output, self._schema, table.properties)
+
+    @property
+    def size(self) -> int:
+        return int(self._writer._fos.tell())
+
+    def write(self, batch: Batch) -> None:
+        """Write the rows as a row group."""
+        table = self._table
+        theirs = arrow_io.pyarrow_to_schema(
+            batch.schema, table.schema().name_mapping, format_version=table.format_version
+        )
+        rows = arrow_io._to_requested_schema(
+            self._schema, theirs, batch, include_field_ids=True, format_model=self._model
+        )
+        self._writer.write(pa.Table.from_batches([rows]))
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._writer.close()
+
+    def described(self, partition: Any) -> DataFile:
+        """Return the closed file with its statistics."""
+        return manifest.DataFile.from_args(
+            content=manifest.DataFileContent.DATA,
+            file_path=self._output.location,
+            file_format=manifest.FileFormat.PARQUET,
+            partition=partition,
+            file_size_in_bytes=len(self._output),
+            sort_order_id=None,
+            spec_id=self._table.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **self._writer.result().to_serialized_dict(),
+        )
 
 
 def _keys_of(batch: Batch, key: tuple[str, ...]) -> Batch:
@@ -196,7 +247,7 @@ def check_columns(table: Any, schema: Schema) -> None:
         arrow_io._check_pyarrow_schema_compatible(
             table.schema(), provided_schema=schema, format_version=table.format_version
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, arrow_io.UnsupportedPyArrowTypeException) as error:
         raise Permanent(f"the rows do not fit the table: {error}") from error
 
 
@@ -224,9 +275,28 @@ def conform_schema(schema: Schema, table: Any) -> Schema:
 
 
 def _in_utc(column: Any) -> Any:
-    if pa.types.is_timestamp(column.type) and column.type.tz not in (None, "UTC"):
-        return column.cast(pa.timestamp(column.type.unit, "UTC"))
-    return column
+    kind = _kind_in_utc(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def _kind_in_utc(kind: Any) -> Any:
+    """Return the type with UTC in place of other time zones, at any depth."""
+    types = pa.types
+
+    def inner(field: Any) -> Any:
+        return field.with_type(_kind_in_utc(field.type))
+
+    if types.is_timestamp(kind) and kind.tz not in (None, "UTC"):
+        return pa.timestamp(kind.unit, "UTC")
+    if types.is_struct(kind):
+        return pa.struct([inner(kind.field(n)) for n in range(kind.num_fields)])
+    if types.is_list(kind):
+        return pa.list_(inner(kind.value_field))
+    if types.is_large_list(kind):
+        return pa.large_list(inner(kind.value_field))
+    if types.is_map(kind):
+        return pa.map_(inner(kind.key_field), inner(kind.item_field), kind.keys_sorted)
+    return kind
 
 
 _COUNTS: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from semel.arrow.formats import Format, extension
-from semel.arrow.rowfiles import CountedFile, RowFiles, Values, hive_folder, safe_name
-from semel.arrow.tally import schema_to_text, tally
-from semel.pipeline.sink import Batch, Receipt, Tally
+from semel.arrow.formats import Format, RowFile, extension, open_rows
+from semel.arrow.rowfiles import CountedFile, RowFiles, Values, hive_folder, safe_name, split
+from semel.pipeline.sink import Batch, Receipt, Schema
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.s3.store import ObjectStore
 
@@ -83,24 +82,20 @@ class S3Writer:
         self._stager = stager
         self._task = task
         self._name = safe_name(task)
-        self._tally = Tally()
         self._begun: list[UploadedFile] = []
         self._done: list[StagedObject] = []
         self._files = RowFiles(
             self._begin,
             self._finish,
-            stager.format,
-            stager.compression,
             stager.object_bytes,
-            stager.partition_by,
+            lambda batch: split(batch, stager.partition_by),
         )
 
     def write(self, batch: Batch) -> None:
         """Write the rows; a part is uploaded whenever one is full."""
         self._files.write(batch)
-        self._tally += tally(batch)
 
-    def _begin(self, values: Values) -> UploadedFile:
+    def _begin(self, values: Values, schema: Schema) -> tuple[UploadedFile, RowFile]:
         stager = self._stager
         end = extension(stager.format, stager.compression)
         folder = hive_folder(stager.partition_by, values)
@@ -109,10 +104,9 @@ class S3Writer:
         begun = stager.store.call("create_multipart_upload", name, Metadata=about)
         file = UploadedFile(stager.store, name, begun["UploadId"], stager.part_bytes)
         self._begun.append(file)
-        return file
+        return file, open_rows(stager.format, stager.compression, schema, file)
 
-    def _finish(self, file: CountedFile, values: Values, rows: int) -> None:
-        assert isinstance(file, UploadedFile)
+    def _finish(self, file: UploadedFile, values: Values, rows: int) -> None:
         file.finish()
         known = [value if isinstance(value, bool | int | None) else str(value) for value in values]
         self._done.append(
@@ -121,12 +115,7 @@ class S3Writer:
 
     def finish(self) -> Receipt:
         self._files.close()
-        schema = self._files.schema
-        detail = {
-            "objects": [asdict(one) for one in self._done],
-            "schema": None if schema is None else schema_to_text(schema),
-        }
-        return Receipt(self._task, self._tally, detail)
+        return self._files.receipt(self._task, objects=[asdict(one) for one in self._done])
 
     def discard(self) -> None:
         """Abort the task's uploads, as far as possible."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import uuid
 from pathlib import Path
 
@@ -237,6 +238,45 @@ def test_rows_go_into_the_partitions_of_the_table(tmp_path):
     assert found == events().to_pylist()
     assert len(table.partitions()) == 9
     assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_an_empty_text_of_a_partition_is_null_for_readers_and_for_the_tally(tmp_path):
+    uri = str(tmp_path / "events")
+    DeltaTable.create(uri, EVENTS, partition_by=["kind"])
+    kinds = pa.array(["", None, "x"])
+    batch = events(3).set_column(2, EVENTS.field("kind"), kinds)
+    sink, one = DeltaSink(uri, write="overwrite"), txn()
+
+    token = committed(sink, one, batch)
+
+    found = DeltaTable(uri).to_pyarrow_table().sort_by("id")
+    assert found["kind"].to_pylist() == [None, None, "x"]
+    assert len(DeltaTable(uri).partitions()) == 2
+    assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_rows_without_a_column_of_the_partitions_are_refused_before_the_first_batch(tmp_path):
+    DeltaTable.create(tmp_path / "events", EVENTS, partition_by=["day"])
+
+    with pytest.raises(Permanent, match="day"):
+        DeltaSink(tmp_path / "events").check(EVENTS.remove(1))
+
+
+@pytest.mark.parametrize("columns", [[], ["n"]])
+def test_the_size_of_a_file_is_that_of_its_bytes_and_not_of_its_rows_in_memory(tmp_path, columns):
+    schema = pa.schema([("n", pa.int64()), ("raw", pa.binary())])
+    DeltaTable.create(tmp_path / "raw", schema, partition_by=columns)
+    sink = DeltaSink(tmp_path / "raw", file_bytes=50_000)
+
+    def files(raw):
+        batches = [{"n": [0] * 40, "raw": [raw(250) for _ in range(40)]} for _ in range(30)]
+        return stage(sink, txn(), *map(pa.RecordBatch.from_pydict, batches)).detail["files"]
+
+    (small,), large = files(bytes), files(random.Random(1).randbytes)
+
+    assert small["size"] < 50_000
+    assert len(large) > 2
+    assert all(50_000 <= file["size"] < 110_000 for file in large[:-1])
 
 
 def test_an_overwrite_replaces_the_partitions_that_have_rows_and_no_others(tmp_path):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from semel.arrow import formats
 from semel.arrow.formats import Format
-from semel.arrow.rowfiles import CountedFile, RowFiles, hive_folder
+from semel.arrow.rowfiles import CountedFile, RowFiles, hive_folder, split
 from semel.errors import Permanent
 from semel.files.sink import FilesSink
 from semel.pipeline.sink import SinkOK, tally_of
@@ -291,15 +291,18 @@ class Kept(CountedFile):
         return len(bytes(data))
 
 
+def opened(values, schema):
+    file = Kept()
+    return file, formats.open_rows(Format.JSONL, "none", schema, file)
+
+
 def test_rows_go_into_the_files_of_their_partitions_and_the_next_file_begins_at_the_target_size():
     done = []
     files = RowFiles(
-        lambda values: Kept(),
+        opened,
         lambda file, values, rows: done.append((hive_folder(["by"], values), rows, file.content)),
-        Format.JSONL,
-        "none",
         file_bytes=60,
-        partition_by=["by"],
+        split=lambda batch: split(batch, ["by"]),
     )
     texts = ["a/b", None, "ü", "a/b", ""]
     for _ in range(3):
@@ -316,12 +319,10 @@ def test_rows_go_into_the_files_of_their_partitions_and_the_next_file_begins_at_
 def test_a_task_keeps_only_a_few_files_open_however_many_partitions_its_rows_have():
     open_now, most = set(), []
     files = RowFiles(
-        lambda values: open_now.add(values) or most.append(len(open_now)) or Kept(),
+        lambda *about: open_now.add(about[0]) or most.append(len(open_now)) or opened(*about),
         lambda file, values, rows: open_now.remove(values),
-        Format.JSONL,
-        "none",
         file_bytes=1 << 20,
-        partition_by=["by"],
+        split=lambda batch: split(batch, ["by"]),
     )
 
     files.write(pa.RecordBatch.from_pydict({"id": range(100), "by": range(100)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from contextlib import closing
 from decimal import Decimal
 
@@ -17,7 +18,7 @@ from pyiceberg.transforms import (
     TruncateTransform,
 )
 
-from semel.errors import Permanent
+from semel.errors import Misuse, Permanent, Retryable
 from semel.pipeline.sink import SinkOK, Tally
 from semel.sinks import IcebergSink
 from tests.unit.iceberg.iceberg_place import SCOPE, committed, prepared, rows, stage, txn
@@ -121,6 +122,52 @@ def test_times_of_a_session_in_another_zone_are_the_same_instants(lake):
     assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
 
 
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_the_size_of_a_file_is_that_of_its_bytes_and_not_of_its_rows_in_memory(lake, partitioned):
+    with lake.create(("n", pa.int64()), ("raw", pa.binary())).update_spec() as change:
+        if partitioned:
+            change.add_field("n", IdentityTransform(), "part")
+    sink = lake.sink(file_bytes=50_000)
+
+    def files(raw):
+        batches = [{"n": [0] * 40, "raw": [raw(250) for _ in range(40)]} for _ in range(30)]
+        return stage(sink, txn(), *map(pa.RecordBatch.from_pydict, batches)).detail["files"]
+
+    (small,), large = files(bytes), files(random.Random(1).randbytes)
+
+    assert (small["record_count"], small["size"] < 50_000) == (1200, True)
+    assert len(large) > 2
+    assert all(50_000 <= file["size"] < 110_000 for file in large[:-1])
+
+
+def nested(zone):
+    at = pa.timestamp("us", zone)
+    return pa.struct([("at", at), ("all", pa.list_(at)), ("by", pa.map_(pa.string(), at))])
+
+
+def test_times_inside_of_other_values_are_the_same_instants_in_utc(lake):
+    lake.create(("id", pa.int64()), ("s", nested("UTC")))
+    sink, one = lake.sink(), txn()
+    value = {"at": NOON, "all": [NOON, None], "by": [("x", NOON)]}
+    batch = pa.RecordBatch.from_pylist(
+        [{"id": 1, "s": value}, {"id": 2, "s": None}],
+        schema=pa.schema([("id", pa.int64()), ("s", nested("Asia/Tokyo"))]),
+    )
+    sink.check(batch.schema)
+
+    token = committed(sink, one, batch)
+
+    assert lake.table().scan().to_arrow()["s"].to_pylist() == [value, None]
+    assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_a_type_that_iceberg_does_not_have_is_refused_before_the_first_batch(plain):
+    for name in ("text", "new"):
+        columns = pa.schema([("id", pa.int64()), (name, pa.month_day_nano_interval())])
+        with pytest.raises(Permanent, match="do not fit the table"):
+            plain.sink(evolve="add-columns").check(columns)
+
+
 def test_columns_that_the_table_lacks_are_refused_before_the_first_batch(plain):
     more = rows(1).append_column("more", pa.array(["x"]))
 
@@ -134,6 +181,7 @@ def test_columns_are_added_where_that_is_asked_for(plain):
     sink = plain.sink(evolve="add-columns")
     committed(sink, txn(0), rows(1))
     more = rows(2).append_column("more", pa.array(["x"]))
+    more = more.append_column("at", pa.array([NOON], pa.timestamp("us", "Asia/Tokyo")))
 
     sink.check(more.schema)
     sink.check(more.schema)
@@ -158,6 +206,26 @@ def test_required_columns_take_rows_without_nulls_and_refuse_the_others(lake):
 def test_a_table_that_does_not_exist_is_named_with_what_creates_it(lake):
     with pytest.raises(Permanent, match="create_table"):
         lake.sink().check(None)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"type": "sql"},
+        {"type": "rset", "uri": "http://x"},
+        {"type": "rest", "uri": "localhost:1"},
+        {"type": "sql", "uri": "nope://x"},
+    ],
+)
+def test_a_catalog_that_is_set_up_wrongly_is_no_outage(properties):
+    with pytest.raises(Misuse, match=r"iceberg sink iceberg: catalog default"):
+        IcebergSink("db.rows", properties=properties).check(None)
+
+
+def test_a_catalog_that_does_not_answer_is_an_outage():
+    where = {"type": "rest", "uri": "http://127.0.0.1:9"}
+    with pytest.raises(Retryable, match="does not answer"):
+        IcebergSink("db.rows", properties=where).check(None)
 
 
 def test_a_place_is_told_without_the_catalogs_password():

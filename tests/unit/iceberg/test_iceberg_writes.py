@@ -103,6 +103,20 @@ def test_a_delete_takes_keys_and_leaves_all_other_rows(plain):
     assert sink.visible_tally(txn().cycle, token) is None
 
 
+@pytest.mark.parametrize(
+    "options", [{"write": "delete", "key": "id"}, {"key": "id", "delete_column": "gone"}]
+)
+def test_a_task_that_only_deletes_writes_its_keys_as_they_come(plain, options):
+    sink = plain.sink(file_bytes=1000, **options)
+    whole = pa.RecordBatch.from_pydict({"id": range(200), "gone": [True] * 200})
+    batch = whole if "delete_column" in options else whole.select(["id"])
+
+    receipt = stage(sink, txn(), *[batch] * 4)
+
+    assert len(receipt.detail["keys"]) == 4
+    assert receipt.detail["files"] == []
+
+
 def test_deletes_and_upserts_of_an_empty_table_and_without_rows_are_snapshots(plain):
     committed(plain.sink(write="delete", key="id"), txn(0), changed(1).select(["id"]))
     committed(plain.sink(key="id"), txn(1))
