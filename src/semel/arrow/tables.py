@@ -289,6 +289,8 @@ class TableSink:
             attempts = table.attempts(txn.scope)
             if record is not None:
                 wrong = _missing(attempts, txn, record)
+                if record["token"]["table"] != table.identity:
+                    wrong = "it was prepared for the table that was here before"
                 evidence = wrong or f"{len(record['files'])} data files, recorded by prepare"
                 return SinkFinding(Found.GONE if wrong else Found.HELD, evidence)
             staged, mark = len(attempts.files(txn)), table.mark(txn.scope)

@@ -10,18 +10,19 @@ while the pipeline itself runs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 from semel.errors import Misuse, NeedsOperator, Retryable
 from semel.lease import Takeover
+from semel.operate.resolution import given_up
 from semel.operate.status import Pipeline
 from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded
 from semel.pipeline.driver import Driver, Heartbeat, Stage
-from semel.pipeline.ledger import AttemptRecord, Ledger, mark_of
-from semel.pipeline.sink import ReplacesRows, TwoPhaseSink
+from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger, mark_of
+from semel.pipeline.sink import Found, ReplacesRows, TwoPhaseSink
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
@@ -91,13 +92,17 @@ def past_of(
 ) -> list[PastCycle]:
     """List the cycles that were committed without *sink*, oldest first, filled or not.
 
+    Those that it lost, and that were given up by `semel cycle resolve`, are among them.
+
     Raises:
         NeedsOperator: the ledger has forgotten some, or a source cannot be read again.
     """
     ledger, scope = pipeline.ledger, pipeline.scope
     records = [one for one in ledger.history(scope, EVERY) if one.state.is_committed]
     records.sort(key=lambda one: one.txn.cycle)
-    missed = [one for one in records if sink.name not in {*one.tokens, *one.rows}]
+    absent = [one for one in records if sink.name not in {*one.tokens, *one.rows}]
+    lost = _lost(ledger, scope, sink, records)
+    missed = [one for one in records if one in absent or one in lost]
     past = [PastCycle(one.txn.cycle, one.range or BatchRange()) for one in missed]
     for one in past:
         if any(source.kind is SourceKind.EPHEMERAL for source in one.range.sources):
@@ -105,7 +110,7 @@ def past_of(
                 f"cycle {one.cycle} read a source without durable positions, which cannot be read "
                 f"again: fill sink {sink.name!r} from another sink by hand"
             )
-    if records and missed[:1] == records[:1] and (before := _forgotten(ledger, scope, records[0])):
+    if records and absent[:1] == records[:1] and (before := _forgotten(ledger, scope, records[0])):
         filled = mark_of(ledger, fill_scope(scope, sink.name))
         if filled is not None and filled.cycle >= before:
             return past
@@ -113,6 +118,25 @@ def past_of(
             raise NeedsOperator(_forgotten_words(scope, sink.name, before, filled))
         past.insert(0, PastCycle(before, _range_before(ledger, scope, records)))
     return past
+
+
+def _lost(
+    ledger: Ledger, scope: Scope, sink: TwoPhaseSink, records: Sequence[AttemptRecord]
+) -> list[AttemptRecord]:
+    """Return the finished cycles that were given up for the sink, and that it does not show."""
+    without, lost = given_up(ledger, scope), []
+    for one in records:
+        if (one.txn.cycle, sink.name) not in without or one.state is not CycleState.FINISHED:
+            continue
+        finding = sink.look_up(one.txn, one.tokens[sink.name])
+        if finding.found is Found.GONE:
+            lost.append(one)
+        elif finding.found is not Found.VISIBLE:
+            raise NeedsOperator(
+                f"{one.txn.cycle} was given up for sink {sink.name!r}, which answers "
+                f"{finding.found.value!r} ({finding.evidence}): run `semel recover` first"
+            )
+    return lost
 
 
 def _forgotten_words(scope: Scope, sink: str, last: CycleId, filled: SinkTxnId | None) -> str:

@@ -6,17 +6,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse, SemelError, reason_of
 from semel.events import Events
 from semel.lease import Owner, Takeover
 from semel.operate.status import Pipeline, cycle_of
-from semel.pipeline.ledger import AttemptRecord, CycleState, ScopeLease
+from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger, ScopeLease
 from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
 from semel.pipeline.twophase import commit_with_retries, guarded
-from semel.pipeline.txn import SinkTxnId
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+_RESOLVE: Final = "cycle-resolve"
 
 
 @runtime_checkable
@@ -43,7 +45,7 @@ class Way(StrEnum):
     RETRY = "retry"
     DIVERT = "divert"
     WITHOUT = "without"
-    """The sink is not configured any more; its rows are given up."""
+    """The sink is not configured any more, or has lost the rows: they are given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +157,7 @@ def _check_choice(
     if name is not None and name not in record.tokens:
         took_part = ", ".join(sorted(record.tokens)) or "none"
         raise Misuse(f"sink {name!r} has no part in {record.txn.cycle}; these have: {took_part}")
-    if choice.way is Way.WITHOUT:
-        if name in configured:
-            raise Misuse(
-                f"sink {name!r} is configured, so its rows need not be given up: use --retry"
-            )
-        return
-    if name is not None and name not in configured:
+    if name is not None and name not in configured and choice.way is not Way.WITHOUT:
         raise Misuse(
             f"sink {name!r} is not configured any more: configure it again, or give its rows up "
             f"with --without {name}"
@@ -177,7 +173,12 @@ def _of_sink(
         will = Way.WITHOUT.value if gives_up else "nothing"
         return SinkOfCycle(name, "not configured", "", rows, will)
     finding = sink.look_up(record.txn, record.tokens[name])
-    chosen = choice.sink in (None, name) and choice.way is not Way.WITHOUT
+    chosen = choice.sink in (None, name)
+    if chosen and choice.way is Way.WITHOUT and finding.found is not Found.GONE:
+        raise Misuse(
+            f"sink {name!r} is configured and answers {finding.found.value!r}, "
+            f"{finding.evidence}: rows are given up only if they are surely lost; use --retry"
+        )
     acts = chosen and finding.found is not Found.VISIBLE
     if acts and choice.way is Way.DIVERT and not isinstance(sink, ResolvesByDiverting):
         raise Misuse(f"sink {name!r} cannot divert rows; use --retry, or name another with --sink")
@@ -206,12 +207,16 @@ def resolve(
     ledger, scope = pipeline.ledger, pipeline.scope
     lease = ledger.acquire(scope, Owner.here(), pipeline.settings.lease_seconds, takeover)
     try:
-        ledger.record_act(scope, who, "cycle-resolve", why, asdict(plan) | {"epoch": lease.epoch})
+        ledger.record_act(scope, who, _RESOLVE, why, asdict(plan) | {"epoch": lease.epoch})
         for sink in pipeline.sinks:
             sink.fence(scope, lease.epoch)
         done = [_resolve_sink(pipeline, record, one, choice) for one in plan.sinks]
-        given_up = {one.sink for one in done if one.did == Way.WITHOUT}
-        finished = _finish(pipeline, lease, record, given_up)
+        failed = {
+            (record.txn.cycle, one.sink)
+            for one in done
+            if one.did == Way.WITHOUT and not one.is_done
+        }
+        finished = _finish(pipeline, lease, record, given_up(ledger, scope) - failed)
         detail = {"cycle": plan.cycle, "sinks": [asdict(one) for one in done], "finished": finished}
         ledger.record_act(scope, who, "cycle-resolve-done", why, detail)
     finally:
@@ -223,12 +228,14 @@ def _resolve_sink(
     pipeline: Pipeline, record: AttemptRecord, one: SinkOfCycle, choice: Choice
 ) -> SinkResolved:
     done = partial(SinkResolved, one.sink, one.will)
-    if one.will == Way.WITHOUT:
-        return done(True, "its rows were given up", written=0)
-    if one.will == "nothing":
-        return done(one.found == Found.VISIBLE, one.evidence)
-    sink = next(sink for sink in pipeline.sinks if sink.name == one.sink)
+    sink = next((sink for sink in pipeline.sinks if sink.name == one.sink), None)
     token = record.tokens[one.sink]
+    if one.will == Way.WITHOUT:
+        if sink is not None and (wrong := _not_removed(sink, record.txn, token)):
+            return done(False, wrong)
+        return done(True, "its rows were given up", written=0)
+    if sink is None or one.will == "nothing":
+        return done(one.found == Found.VISIBLE, one.evidence)
     if one.will == Way.DIVERT and isinstance(sink, ResolvesByDiverting):
         try:
             gone = sink.resolve_divert(record.txn, token, choice.reject_table)
@@ -237,6 +244,31 @@ def _resolve_sink(
         return done(True, "", gone.written, gone.diverted, gone.reject_table)
     outcome = _retry(pipeline, sink, record.txn, token)
     return done(True) if isinstance(outcome, SinkOK) else done(False, outcome.reason)
+
+
+def _not_removed(sink: TwoPhaseSink, txn: SinkTxnId, token: Token) -> str:
+    """Remove what is left of lost rows; return the reason if that is not possible.
+
+    A part that was left would stop every later start, or be seen beside the rows when they
+    are written again.  The scope is fenced, and what is gone can never be committed.
+    """
+    finding = sink.look_up(txn, token)
+    if finding.found is not Found.GONE:
+        return f"it answers {finding.found.value!r} now: {finding.evidence}"
+    # Without the token: it may be of a place that was dropped and made again.
+    outcome = guarded(lambda: sink.abort(txn, None))
+    return "" if isinstance(outcome, SinkOK) else outcome.reason
+
+
+def given_up(ledger: Ledger, scope: Scope) -> set[tuple[CycleId, str]]:
+    """Return the cycles, and the sinks whose rows of them an operator wanted to give up."""
+    return {
+        (cycle_of(scope, act.detail["cycle"]), one["sink"])
+        for act in ledger.acts(scope)
+        if act.act == _RESOLVE
+        for one in act.detail["sinks"]
+        if one["will"] == Way.WITHOUT
+    }
 
 
 def _retry(pipeline: Pipeline, sink: TwoPhaseSink, txn: SinkTxnId, token: Token) -> SinkOutcome:
@@ -248,16 +280,19 @@ def _retry(pipeline: Pipeline, sink: TwoPhaseSink, txn: SinkTxnId, token: Token)
 
 
 def _finish(
-    pipeline: Pipeline, lease: ScopeLease, record: AttemptRecord, given_up: Collection[str]
+    pipeline: Pipeline,
+    lease: ScopeLease,
+    record: AttemptRecord,
+    without: Collection[tuple[CycleId, str]],
 ) -> bool:
     """Close the cycle in the ledger if every sink shows it, or was given up."""
     if record.state is CycleState.FINISHED:
         return True
     sinks = {sink.name: sink for sink in pipeline.sinks}
     for name, token in record.tokens.items():
-        if name in given_up:
-            continue
-        if name not in sinks or sinks[name].look_up(record.txn, token).found is not Found.VISIBLE:
+        found = sinks[name].look_up(record.txn, token).found if name in sinks else Found.GONE
+        is_given_up = found is Found.GONE and (record.txn.cycle, name) in without
+        if found is not Found.VISIBLE and not is_given_up:
             return False
     pipeline.ledger.finish(lease, record.txn)
     return True

@@ -44,6 +44,16 @@ class StuckSink(MemorySink):
         return Diverted(2, 1, reject_table)
 
 
+class Kept(MemorySink):
+    """A sink that counts what is aborted in it."""
+
+    aborted = 0
+
+    def abort(self, txn, token):
+        self.aborted += 1
+        return super().abort(txn, token)
+
+
 @pytest.fixture
 def world() -> World:
     world = World(sinks=[StuckSink("left"), MemorySink("right")]).start()
@@ -119,6 +129,27 @@ def test_a_removed_sinks_rows_can_be_given_up_by_name_only(world, shell, monkeyp
 
     assert done["finished"] is True
     assert done["sinks"][0]["reason"] == "its rows were given up"
+
+
+def test_rows_that_configured_sinks_lost_are_given_up_one_sink_after_the_other(monkeypatch):
+    world = World(sinks=[Kept("left"), Kept("right"), MemorySink("other")]).start()
+    shell = shell_for(monkeypatch, world)
+    world.die_at(CrashPoint.COMMIT_2PC_BEFORE)
+    resolve = ("cycle", "resolve", "--cycle", "g1.b0", *WHY, "--yes")
+    held = shell.ask(*resolve, "--without", "left", code=2)["error"]
+    for sink in world.sinks[:2]:
+        sink.store.prepared.clear()
+
+    shell.ask("recover", *WHY, "--yes", code=4)
+    first = shell.ask(*resolve, "--without", "left", code=1)
+    second = shell.ask(*resolve, "--without", "right")
+
+    assert "is configured and answers 'held'" in held
+    assert (first["finished"], second["finished"]) == (False, True)
+    assert state(world) is CycleState.FINISHED
+    assert [sink.aborted for sink in world.sinks[:2]] == [1, 1]
+    assert sorted(world.sinks[2].visible) == ["g1.b0-0", "g1.b0-1", "g1.b0-2"]
+    shell.ask("recover", *WHY, "--yes")
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,8 @@ def test_a_table_that_was_dropped_and_made_again_is_not_written(plain):
     assert isinstance(outcome, SinkFatal)
     assert "made again" in outcome.reason
     assert plain.ids() == []
+    assert sink.look_up(one, token).found is Found.GONE
+    assert sink.abort(one, None) == SinkOK(), "an operator gives it up"
 
 
 def test_a_mark_that_somebody_changed_stops_the_sink(plain):

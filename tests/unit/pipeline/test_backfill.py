@@ -9,10 +9,11 @@ import pytest
 from semel.crashpoints import PIPELINE_POINTS, CrashPoint
 from semel.errors import LeaseHeld, Misuse, NeedsOperator
 from semel.files.sink import FilesSink
-from semel.lease import Owner
+from semel.lease import Owner, Takeover
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.operate.backfill import Forgotten, add_sink, fill_scope, past_of
+from semel.operate.resolution import Choice, Way, plan_resolution, resolve
 from semel.operate.status import Pipeline
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.driver import Driver, Heartbeat, Settings
@@ -119,6 +120,58 @@ def test_cycles_without_a_sink_that_was_away_come_too():
     assert shop.reread == ["g1.b1", "g1.b2", "g2.b4"]
     assert (done.cycles, done.needs_attention) == (3, True)
     assert sorted(shop.new.visible) == rows(0, 10)
+
+
+def stuck(shop, *sinks):
+    """Lose the driver after the decision of the next cycle."""
+    driver = shop.driver(*sinks)
+    driver.start()
+    shop.ledger.open_generation(driver.lease, "checkpoint-1")
+    at = shop.batch
+    with crash_at(CrashPoint.COMMIT_2PC_BEFORE, "new"), pytest.raises(Crash):
+        driver.run_cycle(
+            CycleId(driver.scope, 1, at),
+            lambda: BatchRange.of_offsets({"orders/0": (at * 2, at * 2 + 2)}),
+            local_stage(sinks, rows(at * 2, at * 2 + 2)),
+        )
+    shop.batch += 1
+    return f"g1.b{at}"
+
+
+def give_up(shop, label, *sinks):
+    pipeline = Pipeline.of(shop.driver(*sinks))
+    choice = Choice(Way.WITHOUT, "new")
+    record, plan = plan_resolution(pipeline, label, choice)
+    return resolve(pipeline, record, plan, choice, **WHO, takeover=Takeover.FORCE).finished
+
+
+def test_a_cycle_whose_rows_a_sink_has_lost_is_given_up_and_comes_again():
+    shop = Shop()
+    shop.run(shop.old, shop.new)
+    label = stuck(shop, shop.old, shop.new)
+    shop.new.store.prepared.clear()
+    assert shop.fill(takeover=Takeover.FORCE).cycles == 0, "it is not given up yet"
+
+    assert give_up(shop, label, shop.old, shop.new)
+    shop.run(shop.old, shop.new)
+    done = shop.fill()
+
+    assert (shop.reread, done.cycles, done.needs_attention) == (["g1.b1"], 1, False)
+    assert sorted(shop.new.visible) == sorted(shop.old.visible) == rows(0, 6)
+    assert shop.fill().cycles == 0
+
+
+def test_a_given_up_cycle_that_a_sink_still_holds_comes_from_the_sink_and_not_twice():
+    shop = Shop()
+    label = stuck(shop, shop.old, shop.new)
+    assert give_up(shop, label, shop.old)
+
+    with pytest.raises(NeedsOperator, match="semel recover"):
+        shop.fill()
+    shop.run(shop.old, shop.new)
+
+    assert shop.fill().cycles == 0
+    assert sorted(shop.new.visible) == sorted(shop.old.visible) == rows(0, 4)
 
 
 # Where the fill itself writes; a window that it does not pass lets it end.

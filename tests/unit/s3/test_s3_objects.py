@@ -10,14 +10,23 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
-from semel import crashpoints
+from semel import Driver, crashpoints
 from semel.crashpoints import CrashPoint
-from semel.errors import Misuse, Permanent, Retryable
+from semel.errors import Misuse, NeedsOperator, Permanent, Retryable
+from semel.lease import Takeover
+from semel.memory.ledger import MemoryLedger
+from semel.operate.backfill import add_sink
+from semel.operate.resolution import Choice, Way, plan_resolution, resolve
+from semel.operate.status import Pipeline
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, tally_of
+from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId, Scope
 from semel.s3.staging import UploadedFile
 from semel.s3.store import ObjectStore
 from semel.sinks import S3Sink, committed_objects, read_committed
+from semel.testing.crash import Crash as DriverCrash
+from semel.testing.crash import crash_at
+from semel.testing.local import local_stage
 from semel.testing.services import CutProxy
 
 pytestmark = pytest.mark.seaweedfs
@@ -162,6 +171,36 @@ def test_a_commit_that_died_half_way_is_finished_by_the_evidence_of_the_objects(
     assert successor.commit(txn, token) == SinkOK()
     assert [row["id"] for row in place.rows()] == [1, 2]
     assert successor.recover(SCOPE) == []
+
+
+def test_a_pipeline_goes_on_after_a_lifecycle_rule_has_aborted_what_was_promised(place):
+    sink = place.sink(partition_by=["to"])
+    driver = Driver("shop", MemoryLedger(), [sink])
+    cycle = CycleId(driver.scope, 1, 0)
+    ranges = BatchRange.of_offsets({"t/0": (0, 2)})
+    rows = [{"id": 1, "to": "a"}, {"id": 2, "to": "b"}]
+    stage = local_stage([sink], rows, as_batch=pa.RecordBatch.from_pylist)
+    driver.start()
+    with crash_at(CrashPoint.COMMIT_2PC_BEFORE, "s3"), pytest.raises(DriverCrash):
+        driver.run_cycle(cycle, lambda: ranges, stage)
+    driver.stop()
+    _, second = sink.open_uploads()
+    sink.store.give_up(second.key, second.upload_id)
+    with pytest.raises(NeedsOperator, match="its upload is gone"):
+        driver.start()
+    # Of the two objects one was completed: a reader that lists the prefix sees it.
+    assert [name for name, _ in sink.store.names("to=")]
+
+    pipeline, choice, who = Pipeline.of(driver), Choice(Way.WITHOUT, "s3"), {"who": "a", "why": "b"}
+    record, plan = plan_resolution(pipeline, "g1.b0", choice)
+    assert resolve(pipeline, record, plan, choice, takeover=Takeover.FORCE, **who).finished
+    assert [name for name, _ in sink.store.names("to=")] == []
+    driver.start()
+    driver.stop()
+    done = add_sink(pipeline, "s3", lambda sink, past: stage, **who)
+
+    assert (done.cycles, done.rows) == (1, 2)
+    assert sorted(row["id"] for row in place.rows()) == [1, 2]
 
 
 def test_an_object_that_was_removed_after_the_commit_is_missed(place):

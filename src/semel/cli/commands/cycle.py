@@ -44,7 +44,8 @@ def resolve(
         str | None,
         option(
             "--without",
-            "Give up the rows of a sink that is not configured any more: they are lost there.",
+            "Give up the rows of a sink that is not configured any more, or that has lost them; "
+            "`semel sink add` can write them again.",
             "SINK",
         ),
     ] = None,
