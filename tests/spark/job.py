@@ -69,6 +69,7 @@ def plain(folder: Path, postgres: str) -> Callable[[DataFrame, int], None]:
             .option("url", f"jdbc:postgresql://{where.hostname}:{where.port}{where.path}")
             .option("driver", "org.postgresql.Driver")
             .option("user", where.username or "")
+            .option("password", where.password or "")
             .option("dbtable", "entries")
             .mode("append")
             .save()

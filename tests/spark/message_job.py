@@ -96,6 +96,7 @@ def plain(df: DataFrame, postgres: str) -> Any:
             .option("url", f"jdbc:postgresql://{where.hostname}:{where.port}{where.path}")
             .option("driver", "org.postgresql.Driver")
             .option("user", where.username or "")
+            .option("password", where.password or "")
             .option("dbtable", "effects")
             .mode("append")
             .save()

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -27,8 +28,12 @@ def test_no_output_of_a_good_or_failing_batch_has_a_password_or_a_rows_value(
     lines = worst.read_text().splitlines()
     lines[7] = json.dumps(json.loads(lines[7]) | {"amount": VALUE})
     worst.write_text("\n".join(lines) + "\n")
-    scene.postgres = postgres_url.replace("postgres@", f"postgres:{SPELLINGS[1]}@")
-    assert scene.postgres != postgres_url
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"create role canary login superuser password '{PASSWORD}'")
+    where = urlsplit(postgres_url)
+    scene.postgres = where._replace(
+        netloc=f"canary:{SPELLINGS[1]}@{where.hostname}:{where.port}"
+    ).geturl()
     (scene.folder / "events").mkdir()
     logged = {
         "spark.eventLog.enabled": "true",

@@ -21,6 +21,7 @@ from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
 from tests.unit.postgres.postgres_place import (
     committed,
+    create_role,
     left_behind,
     prepared,
     refused,
@@ -102,15 +103,16 @@ def test_a_batch_of_nothing_but_rejects_is_a_cycle_too(url, numbers):
     ],
 )
 def test_what_is_not_about_a_row_fails_the_batch_and_diverts_none(url, numbers, change, words):
+    payer = create_role(url, "payer")
     numbers.execute(
         "CREATE FUNCTION checked() RETURNS bigint LANGUAGE sql AS 'SELECT 1';"
         "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql "
         "AS 'BEGIN PERFORM checked(); RETURN NEW; END';"
         "CREATE TRIGGER noting BEFORE INSERT ON numbers FOR EACH ROW EXECUTE FUNCTION noted();"
-        "CREATE ROLE payer LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO payer;"
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO payer;"
         "GRANT CREATE ON SCHEMA public TO payer; CREATE SCHEMA semel AUTHORIZATION payer"
     )
-    sink = PostgresSink(url.replace("postgres@", "payer@"), "numbers", rejects="bad")
+    sink = PostgresSink(payer, "numbers", rejects="bad")
     try:
         sink.check(SCHEMA)
         committed(sink, ROWS[:4], schema=SCHEMA)
