@@ -166,10 +166,11 @@ def load_consumer(spec: str, mode: Mode | None = None, option: str = "--handler"
         Misuse: it is not there, or something else, or of another mode.
     """
     found = load_object(option, spec)
+    found = getattr(found, "as_consumer", lambda: found)()  # a pipeline on Spark
     if not isinstance(found, Consumer):
         raise Misuse(
             f"{option} {spec}: found a {type(found).__name__}; it must be a consumer, as "
-            f"`@consumer(…)` makes it"
+            f"`@consumer(…)` makes it, or a `MessagePipeline`"
         )
     if mode is None:
         return found

@@ -8,8 +8,9 @@ effect.  The cursor is committed before a message is tried, and again in the tra
 ends it: a replay that is killed goes on with the message that it was trying.
 
 If a pipeline on Spark runs the consumer, nothing is handled here: dead letters and parked
-messages are made due, each in a transaction with its entry in the audit trail, and the pipeline
-handles them.  Records that only their topic has are refused.
+messages are made due, records of a topic are put beside them, each in a transaction with its
+entry in the audit trail, and the pipeline handles them.  The canary waits for what it makes of
+them.
 
 A person can stop a replay for a while, or abandon it; each is one transaction with its entry
 in the audit trail.
@@ -90,8 +91,9 @@ class ReplayReport:
 
     @property
     def tried(self) -> int:
-        """Messages whose handler was called."""
-        return self.counts[ReplayResult.HANDLED] + self.counts[ReplayResult.FAILED]
+        """Messages whose handler was called, or will be by a pipeline."""
+        tried = (ReplayResult.HANDLED, ReplayResult.FAILED, ReplayResult.SENT)
+        return sum(self.counts[result] for result in tried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,9 @@ class ReplaySettings:
 
     asks_after_canary: bool = False
     """Stop after every stage of the canary, until the replay is run again."""
+
+    canary_seconds: float = 60.0
+    """How long the canary waits for what a pipeline makes of a message."""
 
     stop_after_failures: int = 1
     """How many failures of one run stop it, after the canary."""
@@ -377,7 +382,18 @@ class Replay:
         if not is_ours:
             raise _NotOurs
         self._is_at(self._cursor.past(item.place, done))
+        if done.result is ReplayResult.SENT and self._is_canary:
+            seconds = self.settings.canary_seconds
+            ended = await self._replayer.ended(item.message_id, seconds)
+            if ended is None:
+                why = f"{done.why}, and has not within {seconds:g} s: does it run?"
+                return await self._end(ReplayState.STOPPED, f"message {done.message_id!r}: {why}")
+            done = ended
         return await self._tell(done, was_tried=True)
+
+    @property
+    def _is_canary(self) -> bool:
+        return self._report(ReplayState.RUNNING).tried <= sum(self.settings.canary)
 
     async def _tell(self, done: Replayed, *, was_tried: bool) -> ReplayReport | None:
         report = self._report(ReplayState.RUNNING, last=done)
@@ -388,8 +404,7 @@ class Replay:
         stages = list(accumulate(self.settings.canary))
         if done.result is ReplayResult.FAILED:
             self._failures += 1
-            in_canary = bool(stages) and report.tried <= stages[-1]
-            if in_canary or self._failures >= self.settings.stop_after_failures:
+            if self._is_canary or self._failures >= self.settings.stop_after_failures:
                 why = f"message {done.message_id!r} failed: {done.why}"
                 return await self._end(ReplayState.FAILED, why, done)
         if (

@@ -120,6 +120,9 @@ class ReplayResult(StrEnum):
     LEFT = "left"
     """It waits behind another message or for its time, or another worker has it."""
 
+    SENT = "sent"
+    """It is due for the pipeline that runs the consumer, and is handled there."""
+
     MISSING = "missing"
     """Its payload is in no table any more."""
 
@@ -381,6 +384,9 @@ WriteResult: TypeAlias = Callable[[OperatorUnit, Replayed], Awaitable[None]]
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
 """How a consumer's messages are handled, where that is not in one transaction."""
 
+# How often a replay looks what a pipeline made of a message.
+PAUSE_SECONDS: Final = 0.2
+
 # After this many tries, the transaction that holds the lock will not end soon.
 TRIES: Final = 3
 
@@ -420,9 +426,10 @@ class Replayer:
         self._handle = handle or (self._leased if consumer.mode is Mode.LEASED else None)
         self._owner = Owner.here().instance
         self._pipeline = ""
+        """Which pipeline runs the consumer, if one does."""
 
     async def find_engine(self, unit: OperatorUnit) -> None:
-        """Look whether a pipeline runs the consumer: then messages are sent back to it."""
+        """Look whether a pipeline runs the consumer: then messages are sent to it."""
         engine = await unit.members.engine(self.consumer.name)
         self._pipeline = "" if engine is None else engine.pipeline
 
@@ -529,14 +536,15 @@ class Replayer:
         message = read_message(self.consumer, found)
         if isinstance(message, str):
             done = self._refused(item, "it cannot be read")
-        elif not isinstance(found, DeadLetter | WaitingMessage):
-            done = self._refused(item, f"only its topic has it, and {self._pipeline} reads on")
         else:
             way = self._way(found, message, write_nothing)
-            done = Replayed(item.message_id, ReplayResult.LEFT, f"{self._pipeline} handles it")
+            done = Replayed(item.message_id, ReplayResult.SENT, f"{self._pipeline} handles it")
             try:
                 async with acting(self.database) as unit:
-                    await way.send_back(unit)
+                    if isinstance(found, DeadLetter | WaitingMessage):
+                        await way.send_back(unit)
+                    else:
+                        await self._put(unit, way)
                     await write(unit, done)
                     await way.audit(unit)
             except (NotPossible, NoSuchMessage) as error:
@@ -546,6 +554,42 @@ class Replayer:
         async with self.database.begin() as unit:
             await write(unit, done)
         return done
+
+    async def _put(self, unit: OperatorUnit, way: _Way) -> None:
+        """Put a record that only its topic has where the pipeline finds what is due.
+
+        Raises:
+            NotPossible: it has a claim, or a dead letter: that says what may become of it.
+        """
+        name, message = self.consumer.name, way.attempt.message
+        await way.lock_key(unit)
+        claim = await unit.claims.look_up(name, message.id)
+        bytes_id = "" if message.source is None else unreadable_id(message.source)
+        if claim is not None:
+            raise NotPossible(name, message.id, f"its claim is {claim.state}, without a message")
+        if bytes_id and await unit.dead_letters.get(name, bytes_id) is not None:
+            raise NotPossible(name, message.id, f"its bytes are dead letter {bytes_id!r}: retry it")
+        holds = holds_key(self.consumer, message)
+        waiting = WaitingMessage.of(name, message, Waits.RETRY, held=holds)
+        await unit.waiting.put(replace(waiting, attempts=0))
+        way.did("replay.put", message.id, source=str(message.source))
+
+    async def ended(self, message_id: str, timeout: float) -> Replayed | None:
+        """Wait for what the pipeline makes of a message that was sent back; None: too long."""
+        name, deadline = self.consumer.name, SYSTEM_CLOCK.monotonic() + timeout
+        while SYSTEM_CLOCK.monotonic() < deadline:
+            async with self.database.begin() as unit:
+                claim = await unit.claims.look_up(name, message_id)
+                waiting = await unit.waiting.get(name, message_id)
+                letter = await unit.dead_letters.get(name, message_id)
+            failed = letter or waiting
+            if waiting is None and letter is None and claim is not None:
+                return Replayed(message_id, ReplayResult.HANDLED)
+            if failed is not None and (letter is not None or failed.attempts):
+                why = f"{failed.error_code}: {failed.reason}"
+                return Replayed(message_id, ReplayResult.FAILED, why, failed.error_code)
+            await asyncio.sleep(PAUSE_SECONDS)
+        return None
 
     async def _take(self, found: Found, write: _WriteOutcome) -> Outcome:
         if isinstance(found, Unreadable):

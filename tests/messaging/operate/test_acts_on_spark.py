@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from sqlalchemy import text
@@ -235,13 +235,16 @@ def test_a_replay_makes_messages_due_for_the_pipeline_and_handles_none(database)
         await bury(world, "m3")
         await take_over(world.database)
         selection = Ids(("m1", "m3", "m9"))
-        started = replay.Replay(billing, world.database, selection, actor="ann", name="again")
+        at_once = replay.ReplaySettings(canary=())
+        started = replay.Replay(
+            billing, world.database, selection, at_once, actor="ann", name="again"
+        )
 
         report = await started.run()
 
         assert report.state is ReplayState.FINISHED
         assert {result: n for result, n in report.counts.items() if n} == {
-            replay.ReplayResult.LEFT: 2,
+            replay.ReplayResult.SENT: 2,
             replay.ReplayResult.MISSING: 1,
         }
         for message_id in ("m1", "m3"):
@@ -255,22 +258,83 @@ def test_a_replay_makes_messages_due_for_the_pipeline_and_handles_none(database)
     run(database, test)
 
 
-def test_a_replay_refuses_records_that_only_their_topic_has(memory):
+def offsets_of(world, broker, **settings):
+    """A replay of all records of a partition."""
+    return replay.Replay(
+        billing,
+        world.database,
+        Offsets(Partition("payments", 0), 0, 4),
+        replay.ReplaySettings(**settings),
+        actor="ann",
+        name="range",
+        reader=broker.reader(),
+    )
+
+
+def test_a_replay_of_offsets_puts_what_was_never_handled_where_the_pipeline_finds_it(database):
+    async def test(world):
+        broker = MemoryBroker({"payments": 1})
+        for name in ("m1", "m2", "m3", "m3"):
+            headers = {"message-id": name.encode()}
+            broker.put("payments", b'{"n": 1}', key=b"k", headers=headers, partition=0)
+        await bury(world, "m2", payload=b'{"n": 1}')
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed("billing", "m1")
+        await take_over(world.database)
+
+        report = await offsets_of(world, broker, canary=()).run()
+
+        assert {result.value: n for result, n in report.counts.items() if n} == {
+            "duplicate": 1,
+            "sent": 3,
+        }
+        put = await waiting_of(world, "m3")
+        assert (put.waits, put.attempts, put.held, put.payload) == (
+            Waits.RETRY,
+            0,
+            True,
+            b'{"n": 1}',
+        )
+        assert await claim_of(world, "m3") is None
+
+    run(database, test)
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "why"),
+    [
+        (ClaimState.COMPLETED, ReplayState.FINISHED, ""),
+        (ClaimState.FAILED_RETRYABLE, ReplayState.FAILED, "message 'm1' failed: BAD: no"),
+        (None, ReplayState.STOPPED, "does it run?"),
+    ],
+)
+def test_the_canary_of_a_replay_waits_for_what_the_pipeline_makes_of_a_message(
+    memory, end, state, why
+):
     async def test(world):
         broker = MemoryBroker({"payments": 1})
         broker.put("payments", b'{"n": 1}', headers={"message-id": b"m1"}, partition=0)
         await take_over(world.database)
-        started = replay.Replay(
-            billing,
-            world.database,
-            Offsets(Partition("payments", 0), 0, 1),
-            actor="ann",
-            reader=broker.reader(),
-        )
+        started = offsets_of(world, broker, canary=(1,), canary_seconds=1.0 if end is None else 30)
 
-        report = await started.run()
+        async def pipeline():
+            while end is not None and await waiting_of(world, "m1") is None:
+                await asyncio.sleep(0.01)
+            await give_back(world.database)  # so that a claim can be written here
+            async with world.database.begin() as unit:
+                row = end and await unit.waiting.get("billing", "m1")
+                if end is ClaimState.COMPLETED:
+                    await unit.waiting.remove("billing", "m1")
+                    await unit.claims.mark_completed("billing", "m1")
+                elif end is not None:
+                    failed = replace(row, attempts=1, error_code="BAD", reason="no")
+                    await unit.waiting.remove("billing", "m1")
+                    await unit.waiting.put(failed, delay_seconds=60)
 
-        assert report.refusals == {"only its topic has it, and payments/main reads on": 1}
+        report, _ = await asyncio.gather(started.run(), pipeline())
+
+        assert (report.state, report.counts[replay.ReplayResult.SENT]) == (state, 1)
+        assert why in report.why
 
     run(memory, test)
 
@@ -290,7 +354,8 @@ def test_a_replay_stops_at_a_cycle_that_is_not_settled_and_goes_on_after_it(post
             assert await waiting_of(world, "m3") is None
             books.prove(attempt(41))
 
-            again = replay.Replay(billing, world.database, None, actor="ann", name="again")
+            at_once = replay.ReplaySettings(canary=())
+            again = replay.Replay(billing, world.database, None, at_once, actor="ann", name="again")
             assert (await again.run()).state is ReplayState.FINISHED
 
         assert (await waiting_of(world, "m3")).waits is Waits.RETRY

@@ -208,6 +208,18 @@ def test_behind_a_failed_message_its_key_waits_and_others_go_on():
     ]
 
 
+def test_a_message_that_a_replay_put_there_and_its_topic_delivers_is_handled_once():
+    put = {"claim_state": "", "attempts": 0}
+
+    both = World(rows_of).run(back(1, value("a"), **put), new(7, value("a")))
+    later = World(rows_of).run(back(1, value("a"), **{**put, "claim_state": "COMPLETED"}))
+
+    assert [row["id"] for row in both.rows] == ["a"]
+    assert both.outcomes == {"a": "duplicate_skipped"}
+    assert [change.op for change in both.changes] == [Op.TAKE]
+    assert (later.rows, [change.op for change in later.changes]) == ([], [Op.TAKE])
+
+
 def test_new_messages_wait_behind_a_key_that_is_held():
     world = World(rows_of, held={"k": 41}).run(new(0, value("a")))
 

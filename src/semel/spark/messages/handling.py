@@ -266,6 +266,9 @@ class MessagePass:
                 # The first by source order: lanes are handled in another.
                 if claim is None or claim.payload_hash in ("", digest):
                     self._seen.setdefault(one.id, (self._before + place, digest))
+            elif isinstance(one, Message) and not arrival.waiting.claim_state:
+                # A replay put it there, and its topic may deliver it again, here and now.
+                self._seen.setdefault(one.id, (self._before + place, _digest(one)))
             lanes.setdefault(self._route(arrival, one), []).append((place, one, claim))
         self._noted = 0
         for some, ids in self._groups([*lanes.values()]):
@@ -403,6 +406,10 @@ class MessagePass:
             del queue[at]
             if isinstance(one, Unreadable):
                 outcome: Outcome = self._unread(one, waiting)
+            elif waiting.claim_state == ClaimState.COMPLETED:
+                # Its topic has delivered it since it was put here.
+                outcome = Skipped()
+                self._end(one.tried(waiting.attempts), waiting, ClaimState.COMPLETED)
             else:
                 outcome = yield from self._tried(place, one.tried(waiting.attempts + 1), waiting)
             self._note(place, one, outcome)

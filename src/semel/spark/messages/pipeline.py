@@ -18,6 +18,7 @@ from semel.errors import Misuse, Retryable
 from semel.events import CircuitClosed, CircuitOpened, Metric
 from semel.message import Coordinates, Message, Record
 from semel.messaging.changes import ComeBack, MessageChange, MessagesReader, Op, SeenClaim
+from semel.messaging.consumer import Consumer
 from semel.messaging.failure import (
     CLASSIFICATION,
     FailureClass,
@@ -26,7 +27,12 @@ from semel.messaging.failure import (
 )
 from semel.messaging.outcome import Outcome, told
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER, value_of_payload
-from semel.messaging.settings import ConsumerSettings, id_place_of, settings_of
+from semel.messaging.settings import (
+    ConsumerSettings,
+    ReplayRules,
+    id_place_of,
+    settings_of,
+)
 from semel.messaging.tables import split_schema
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
@@ -154,6 +160,9 @@ class MessagePipeline(ExactlyOnce):
                 f"struct of the message's columns"
             )
         super().__init__(consumer, ledger or url, [*sinks, messages], **options)
+        self._replays = (
+            ReplayRules.of_policy(policy, consumer) if isinstance(policy, Policy) else ReplayRules()
+        )
         self._messages: Any = messages
         self._user_sinks = tuple(sinks)
         self._ddl = {sink.name: getattr(sink, "schema", None) for sink in sinks}
@@ -216,6 +225,15 @@ class MessagePipeline(ExactlyOnce):
         for place, rows in made.rows.items():
             tried.rows[self._user_sinks[place].name] = rows
         return tried
+
+    def as_consumer(self) -> Consumer:
+        """Return what operators' commands know a consumer by; its handler runs on Spark only."""
+
+        async def handle(message: Any, session: Any) -> None:
+            raise Misuse(f"consumer {self.app}: a pipeline on Spark runs its handler")
+
+        told = self.pass_settings
+        return Consumer(told.consumer, handle, told.reading, told.settings, replays=self._replays)
 
     # One batch
 
