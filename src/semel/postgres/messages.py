@@ -99,6 +99,9 @@ class MessagesSink(PostgresSink):
             connect=connect,
         )
         self.consumer = consumer
+        self.remembers_all = True
+        """Messages that pass at their first attempt have claims, too; the pipeline's choice."""
+
         self._messages_schema = schema or named
         self._tables: MessageTables | None = None
         # A token names its target, so a token of another consumer is refused.
@@ -164,7 +167,10 @@ class MessagesSink(PostgresSink):
     def guarantee(self) -> Guarantee:
         """Return the guarantee, as far as it was checked."""
         effect = f"each message of consumer {self.consumer} has one end, with its rows and claims"
-        return replace(guarantee(self._wanted, self._checked), effect=effect)
+        found = replace(guarantee(self._wanted, self._checked), effect=effect)
+        if self.remembers_all:
+            return found
+        return replace(found, weakened_by=(*found.weakened_by, ONLY_FAILED))
 
     # One transaction
 
@@ -254,6 +260,11 @@ class MessagesSink(PostgresSink):
             answer = connection.execute(question, {"consumer": self.consumer}).fetchone()
         return answer == (True,)
 
+
+ONLY_FAILED: Final = (
+    "claims='failed': a repetition of a message that passed is handled again, unless the source's "
+    "positions, versions or a state store keep it out; use claims='all' where they do not"
+)
 
 _KINDS: Final = {"integer": "int4", "bigint": "int8", "text": "text"}
 

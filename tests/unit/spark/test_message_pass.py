@@ -23,6 +23,7 @@ from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.pipeline.sink import Receipt
 from semel.pipeline.txn import CycleId, Scope
 from semel.policy.vocabulary import Duplicates, GapPolicy, GiveUp, RetryMode
+from semel.postgres.messages import ONLY_FAILED
 from semel.spark.messages.frames import COUNTS, PassCounts, RowCheck, columns_of
 from semel.spark.messages.handling import (
     Arrival,
@@ -106,6 +107,7 @@ class World:
         held: Mapping[str, int] | None = None,
         reading: Reading = READING,
         is_careful: bool = False,
+        keeps_claims: bool = True,
         **settings: object,
     ) -> None:
         self.outcomes: dict[str, str] = {}
@@ -118,6 +120,7 @@ class World:
             {"rows": 0},
             [lambda row: row],
             concurrency=4,
+            keeps_claims=keeps_claims,
         )
         self._pass = MessagePass(
             of, known or Known(), held or {}, self._note, is_careful=is_careful
@@ -160,6 +163,19 @@ def test_a_new_message_has_a_claim_and_its_rows():
     assert [(c.op, c.message_id, c.state, c.source) for c in world.changes] == [
         ("claim", "a", "COMPLETED", "t/0/0")
     ]
+
+
+def test_without_claims_only_a_message_that_failed_is_remembered():
+    raw = value("b")
+    known = Known({"b": SeenClaim(ClaimState.COMPLETED, 2, digest_of(raw), False)})
+    once = [new(0, value("a")), new(1, value("a")), new(2, raw)]
+
+    passed = World(rows_of, known=known, keeps_claims=False).run(*once)
+    failed = World(failing_once("a"), keeps_claims=False).run(new(0, value("a")))
+
+    assert (passed.rows, passed.changes) == ([{"id": "a"}], [])
+    assert passed.outcomes == {"a": "duplicate_skipped", "b": "duplicate_skipped"}
+    assert Op.CLAIM in [change.op for change in failed.changes]
 
 
 def test_a_repetition_in_the_batch_and_of_an_earlier_batch_is_skipped():
@@ -702,3 +718,14 @@ def test_a_pipeline_takes_the_database_url_of_a_service():
         repr(pipeline.sinks[-1])
         == "MessagesSink('postgresql://db/shop', 'billing', name='messages')"
     )
+
+
+def test_a_pipeline_without_claims_says_what_its_guarantee_rests_on():
+    def pipeline(**how):
+        url, sink = "postgresql://db/shop", MemorySink("rows")
+        return MessagePipeline("c", database=url, handler=rows_of, sinks=[sink], **how)
+
+    assert pipeline(claims="failed").sinks[-1].guarantee().weakened_by == (ONLY_FAILED,)
+    assert pipeline().sinks[-1].guarantee().weakened_by == ()
+    with pytest.raises(Misuse, match="write 'all' or 'failed'"):
+        pipeline(claims="none")

@@ -152,6 +152,8 @@ class PassSettings:
 
     fetch_missing: Callable[..., Any] | None = None
     rebuild: Callable[..., Any] | None = None
+    keeps_claims: bool = True
+    """Messages that pass at their first attempt have a claim, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,6 +621,8 @@ class MessagePass:
         attempts: int | None = None,
     ) -> None:
         """Change the claim; a waiting message leaves the waiting table."""
+        if seen is None and state is ClaimState.COMPLETED and not self._of.keeps_claims:
+            return
         change = MessageChange(
             Op.CLAIM,
             **names_of(message.id, message.key),

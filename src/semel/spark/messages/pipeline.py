@@ -9,7 +9,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from semel.arrow.changes import arrow_schema
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -100,6 +100,9 @@ class MessagePipeline(ExactlyOnce):
     of semel's messaging tables.  A handler's rows have no schema of their own: it is the sink's
     ``schema=``, or in *schemas* by the sink's name.
 
+    *claims* is ``"all"``, or ``"failed"``: then only messages that have failed once are remembered
+    by their id, and repetitions must be kept out by something else, as `semel guarantee` says.
+
     What fails waits in the retry table, for every ``retry.mode`` of the policy.  While a dependency
     is down (the policy's ``circuit``), a batch stands still and nothing of it is written.
     """
@@ -129,6 +132,7 @@ class MessagePipeline(ExactlyOnce):
         come_back_rows: int = 10_000,
         come_back_bytes: int = 32 * 2**20,
         schemas: Mapping[str, str] | None = None,
+        claims: Literal["all", "failed"] = "all",
         messages: TwoPhaseSink | None = None,
         **options: Any,
     ) -> None:
@@ -159,11 +163,15 @@ class MessagePipeline(ExactlyOnce):
                 f"consumer {consumer}: without a handler, sink {without[0]!r} needs rows=: a "
                 f"struct of the message's columns"
             )
+        if claims not in ("all", "failed"):
+            raise Misuse(f"consumer {consumer}: claims={claims!r}; write 'all' or 'failed'")
         super().__init__(consumer, ledger or url, [*sinks, messages], **options)
         self._replays = (
             ReplayRules.of_policy(policy, consumer) if isinstance(policy, Policy) else ReplayRules()
         )
-        self._messages: Any = messages
+        sink: Any = messages
+        sink.remembers_all = claims == "all"
+        self._messages: Any = sink
         self._user_sinks = tuple(sinks)
         self._ddl = {sink.name: getattr(sink, "schema", None) for sink in sinks}
         self._ddl |= schemas or {}
@@ -192,6 +200,7 @@ class MessagePipeline(ExactlyOnce):
             concurrency=concurrency or most_at_once,
             fetch_missing=fetch_missing,
             rebuild=rebuild,
+            keeps_claims=claims == "all",
         )
 
     def write(self, df: DataFrame) -> DataStreamWriter:
