@@ -195,6 +195,7 @@ class DeltaSink(TableSink):
             if key.startswith("delta.constraints.")
             or (key == "delta.columnMapping.mode" and value != "none")
         ]
+        wrong += _beyond_us(loaded.table.protocol(), self.write)
         wrong += _rules_of_columns(json.loads(loaded.table.schema().to_json()))
         wrong += [
             f"it is partitioned by {column}, a {loaded.schema.field(column).type}"
@@ -322,6 +323,7 @@ class DeltaTable:
         self, actions: Sequence[Any], versions: Mapping[str, int], about: Mapping[str, str]
     ) -> None:
         """Commit once, on this state of the table."""
+        version = self.table.version()
         try:
             self.table.create_write_transaction(
                 list(actions),
@@ -335,6 +337,11 @@ class DeltaTable:
                 ),
             )
         except exceptions.CommitFailedError as error:
+            self.table.update_incremental()
+            if self.table.version() == version:
+                raise Retryable(
+                    f"the commit was refused, though there was no other one: {reason_of(error)}"
+                ) from error
             raise CommitRefused(str(error)) from error
 
     def _removed(self, files: Sequence[Mapping[str, Any]], now: int) -> list[Any]:
@@ -399,11 +406,41 @@ def _rules_of_columns(content: Any) -> list[str]:
     return found + _rules_of_columns([content[key] for key in content.keys() - {"metadata"}])
 
 
+# Those of them that have rules for rows are refused where a table or a column has such a rule.
+_FEATURES: Final = {
+    "appendOnly",
+    "changeDataFeed",
+    "checkConstraints",
+    "columnMapping",
+    "deletionVectors",
+    "generatedColumns",
+    "invariants",
+    "timestampNtz",
+    "v2Checkpoint",
+    "variantType",
+}
+_READER_VERSIONS: Final = (1, 2, 3)
+_WRITER_VERSIONS: Final = (1, 2, 3, 4, 5, 7)  # six came with identity columns, seven lists features
+
+
+def _beyond_us(protocol: Any, write: TableWrite) -> list[str]:
+    """Find what the table's protocol asks of writers and the sink does not do."""
+    asked = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    # A file's removal must name its deletion vector, and the library does not tell it.
+    done = _FEATURES - ({"deletionVectors"} if write is TableWrite.OVERWRITE else set())
+    wrong = [f"the feature {name}" for name in sorted(asked - done)]
+    if protocol.min_reader_version not in _READER_VERSIONS:
+        wrong.append(f"minReaderVersion={protocol.min_reader_version}")
+    if protocol.min_writer_version not in _WRITER_VERSIONS:
+        wrong.append(f"minWriterVersion={protocol.min_writer_version}")
+    return wrong
+
+
 def _obstacles_of_overwrite(about: Any) -> list[str]:
     wrong = [] if about.partition_columns else ["it has no partitions to overwrite"]
-    settings = ("delta.appendOnly", "delta.enableDeletionVectors")
-    on = [key for key in settings if about.configuration.get(key, "").lower() == "true"]
-    return wrong + [f"{key}=true, and an overwrite removes files" for key in on]
+    if about.configuration.get("delta.appendOnly", "").lower() == "true":
+        wrong.append("delta.appendOnly=true, and an overwrite removes files")
+    return wrong
 
 
 def _app(scope: Scope) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 import uuid
 from pathlib import Path
@@ -312,10 +313,15 @@ def test_an_overwrite_replaces_what_a_foreign_writer_adds_meanwhile(tmp_path):
 
 
 def test_tables_whose_files_must_stay_refuse_an_overwrite(uri, tmp_path):
-    for number, setting in enumerate(["delta.appendOnly", "delta.enableDeletionVectors"]):
+    for number, (setting, reason) in enumerate(
+        [
+            ("delta.appendOnly", "delta.appendOnly=true"),
+            ("delta.enableDeletionVectors", "the feature deletionVectors"),
+        ]
+    ):
         table = str(tmp_path / f"t{number}")
         DeltaTable.create(table, EVENTS, partition_by=["day"], configuration={setting: "true"})
-        with pytest.raises(Permanent, match=setting):
+        with pytest.raises(Permanent, match=reason):
             DeltaSink(table, write="overwrite").check(None)
     with pytest.raises(Permanent, match="no partitions"):
         DeltaSink(uri, write="overwrite").check(None)
@@ -391,6 +397,66 @@ def test_a_table_whose_columns_have_rules_is_refused_also_if_they_come_later(tmp
             DeltaSink(uri).check(None)
         with pytest.raises(Permanent, match=rule):
             sink.stager(txn())
+
+
+def ask_of_writers(uri, **protocol):
+    """Change the protocol of a table that has one version."""
+    log = Path(uri, "_delta_log", "00000000000000000000.json")
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            action["protocol"] = protocol
+    log.write_text("\n".join(map(json.dumps, actions)))
+
+
+ROW_TRACKING = {
+    "minReaderVersion": 1,
+    "minWriterVersion": 7,
+    "writerFeatures": ["appendOnly", "rowTracking", "domainMetadata"],
+}
+
+
+def test_a_table_that_asks_writers_for_more_than_the_sink_does_is_refused(uri):
+    sink = DeltaSink(uri)
+    sink.check(SCHEMA)
+
+    ask_of_writers(uri, **ROW_TRACKING)
+    with pytest.raises(Permanent, match=r"the feature domainMetadata; the feature rowTracking$"):
+        sink.check(SCHEMA)
+    with pytest.raises(Permanent, match="rowTracking"):
+        sink.stager(txn())
+
+    ask_of_writers(uri, minReaderVersion=1, minWriterVersion=6)
+    with pytest.raises(Permanent, match="minWriterVersion=6"):
+        sink.check(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    ["appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "v2Checkpoint"],
+)
+def test_a_table_with_features_that_ask_nothing_of_new_files_is_written(uri, feature):
+    read = [{"readerFeatures": [feature], "minReaderVersion": 3}, {"minReaderVersion": 1}]
+    of_writers_only = feature in ("appendOnly", "changeDataFeed")
+    ask_of_writers(uri, minWriterVersion=7, writerFeatures=[feature], **read[of_writers_only])
+    sink = DeltaSink(uri)
+    sink.check(SCHEMA)
+
+    token = committed(sink, txn(), rows(1))
+
+    assert sink.visible_tally(txn().cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_a_commit_that_the_library_refuses_by_itself_is_no_lost_race(uri):
+    sink, one = DeltaSink(uri), txn()
+    token = prepared(sink, one, rows(1))
+    ask_of_writers(uri, **ROW_TRACKING)
+
+    outcome = sink.commit(one, token)
+
+    assert isinstance(outcome, SinkRetryable)
+    assert "RowTracking" in outcome.reason
+    assert "races" not in outcome.reason
 
 
 def test_what_a_late_task_left_is_listed_by_the_doctor_and_removed_by_recovery(uri):
