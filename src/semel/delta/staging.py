@@ -14,6 +14,7 @@ from typing import Any, Final
 from semel.arrow.attempts import folder_of
 from semel.arrow.rowfiles import COLLECT_BYTES, RowFiles, Values, split
 from semel.arrow.tables import storage_faults
+from semel.arrow.tally import tally
 from semel.errors import Permanent, require
 from semel.pipeline.sink import Batch, Receipt, Schema
 from semel.pipeline.txn import SinkTxnId
@@ -155,7 +156,7 @@ def conform(batch: Batch, schema: Schema) -> Batch:
     """Return the rows with the table's types.
 
     Raises:
-        Permanent: a column is unknown to the table, or its values do not fit.
+        Permanent: a column is unknown to the table, or its values do not fit or would change.
     """
     unknown = set(batch.schema.names) - set(schema.names)
     absent = [one.name for one in schema if not one.nullable and one.name not in batch.schema.names]
@@ -170,15 +171,26 @@ def conform(batch: Batch, schema: Schema) -> Batch:
         wanted = schema.field(name)
         if column.null_count and not wanted.nullable:
             raise Permanent(f"column {name} is required by the table, and a row has no value there")
+        wrong = (
+            f"the rows do not fit the table: column {name} is {column.type} and not {wanted.type}"
+        )
         try:
             columns.append(column.cast(wanted.type))
+            same = column.type == wanted.type or _same(column, columns[-1].cast(column.type))
         except pa.ArrowException as error:
-            raise Permanent(
-                f"the rows do not fit the table: column {name} is {column.type} and not "
-                f"{wanted.type}"
-            ) from error
+            raise Permanent(wrong) from error
+        if not same:
+            raise Permanent(f"{wrong}, which would change some of its values")
         fields.append(wanted)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _same(column: Any, again: Any) -> bool:
+    """Return whether the values are the same, as `semel verify` compares them."""
+    if again.equals(column):  # quick, but no NaN equals another
+        return True
+    one, other = (tally(pa.RecordBatch.from_arrays([values], [""])) for values in (column, again))
+    return one == other
 
 
 def partition_texts(values: Mapping[str, Any]) -> dict[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import random
 import uuid
 from pathlib import Path
@@ -26,6 +27,7 @@ from semel.sinks import DeltaSink
 from semel.testing import SimulatedClock
 
 SCOPE = Scope("ledger-1", "payments", "main")
+NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
 
@@ -362,6 +364,36 @@ def test_rows_that_do_not_fit_are_refused_before_the_first_batch(uri):
         sink.check(pa.schema([("id", pa.int64()), ("more", pa.string())]))
     with pytest.raises(Permanent, match="id"):
         sink.check(pa.schema([("id", pa.list_(pa.int64()))]))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "fitting"),
+    [
+        (pa.array([0.5, 0.1]), pa.float32(), [0.5, None, math.nan]),
+        (pa.array([{"a": 0.1}]), pa.struct([("a", pa.float32())]), [{"a": 0.5}]),
+        (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int64())]), None),
+        (pa.array([0.125]), pa.decimal128(8, 2), [0.25]),
+        (pa.array([NOON]), pa.date32(), [NOON.replace(hour=0)]),
+        (pa.array(["01"]), pa.int64(), ["1", None]),
+        (pa.array([1 << 40]), pa.int32(), [1 << 20]),
+    ],
+    ids=str,
+)
+def test_values_that_the_type_of_the_table_would_change_are_refused(
+    tmp_path, values, kind, fitting
+):
+    uri = str(tmp_path / "narrow")
+    DeltaTable.create(uri, pa.schema([("v", kind)]))
+    sink = DeltaSink(uri)
+    sink.check(pa.schema([("v", values.type)]))
+
+    with pytest.raises(Permanent, match="column v is "):
+        stage(sink, txn(), pa.RecordBatch.from_arrays([values], ["v"]))
+
+    if fitting is not None:
+        kept = pa.RecordBatch.from_arrays([pa.array(fitting, values.type)], ["v"])
+        token = committed(sink, txn(), kept)
+        assert sink.visible_tally(txn().cycle, token) == Tally(token["rows"], token["hash"])
 
 
 def test_a_table_that_asks_for_more_than_files_is_refused(uri, tmp_path):
