@@ -59,6 +59,8 @@ ADD_COLUMNS: Final = "add-columns"
 
 _BY_KEY: Final = (TableWrite.UPSERT, TableWrite.DELETE)
 
+_NEWEST_FORMAT: Final = 2
+
 # The table keeps proofs of this many cycles for each scope.  One would do: a cycle starts
 # when the one before it is finished.
 _PROOFS: Final = 8
@@ -127,7 +129,7 @@ class IcebergSink(TableSink):
 
     def check(self, schema: Schema | None) -> None:
         """Load the table, try to write beside its data, and compare the columns."""
-        loaded = self._load()
+        loaded = self._load_writable()
         with self._storage_faults():
             loaded.attempts(Scope("probe", "probe", "probe")).raise_epoch(1)
         if schema is None:
@@ -173,7 +175,7 @@ class IcebergSink(TableSink):
             )
 
     def stager(self, txn: SinkTxnId) -> IcebergStager:
-        loaded = self._load()
+        loaded = self._load_writable()
         folder = f"{loaded.root}/{folder_of(checked_label(txn))}"
         return stager_of(
             txn,
@@ -255,6 +257,17 @@ class IcebergSink(TableSink):
         if catalog is not None:
             with contextlib.suppress(AttributeError):  # not every catalog holds a connection
                 catalog.close()
+
+    def _load_writable(self) -> IcebergTable:
+        loaded = self._load()
+        version = loaded.table.format_version
+        if version > _NEWEST_FORMAT:
+            raise Permanent(
+                f"iceberg sink {self.name}: {self.table} has format version {version}, which "
+                f"pyiceberg does not write; a table cannot go back, so write to one that was "
+                f"created with the property format-version={_NEWEST_FORMAT}"
+            )
+        return loaded
 
     def _load(self) -> IcebergTable:
         with self._catalog_faults():

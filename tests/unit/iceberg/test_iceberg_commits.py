@@ -206,6 +206,26 @@ def test_files_of_attempts_that_are_not_held_are_listed_until_they_are_swept(pla
     assert sink.leftovers(SCOPE) == []
 
 
+def test_an_abort_leaves_no_manifests_and_a_lost_race_some_that_no_snapshot_uses(plain):
+    def unused():
+        table = plain.table()
+        lists = {one.manifest_list for one in table.metadata.snapshots}
+        manifests = {one["path"] for one in table.inspect.all_manifests().to_pylist()}
+        found = (plain.folder / "lake/db/rows/metadata").glob("*.avro")
+        return {f"file://{path}" for path in found} - lists - manifests
+
+    sink, loser, one = plain.sink(Overtaken), txn(0), txn(0)
+    assert sink.abort(loser, prepared(sink, loser, rows(1))) == SinkOK()
+    assert unused() == set()
+
+    token = prepared(sink, one, rows(2))
+    sink.overtake = lambda: plain.table().append(pa.Table.from_batches([rows(3)]))
+    assert sink.commit(one, token) == SinkOK()
+
+    assert len(unused()) == 2
+    assert plain.ids() == [2, 3]
+
+
 def test_people_find_the_cycle_in_the_snapshots_summary(plain):
     one = txn(7)
     committed(plain.sink(), one, rows(1))

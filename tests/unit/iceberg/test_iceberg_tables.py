@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 from contextlib import closing
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -159,6 +161,19 @@ def test_times_inside_of_other_values_are_the_same_instants_in_utc(lake):
 
     assert lake.table().scan().to_arrow()["s"].to_pylist() == [value, None]
     assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_a_table_of_a_format_that_pyiceberg_does_not_write_is_refused(plain):
+    sink = plain.sink()
+    sink.check(rows(1).schema)
+    metadata = Path(plain.table().metadata_location.removeprefix("file://"))
+    content = json.loads(metadata.read_text()) | {"format-version": 3, "next-row-id": 0}
+    metadata.write_text(json.dumps(content))
+
+    with pytest.raises(Permanent, match=r"format version 3.* format-version=2"):
+        sink.check(rows(1).schema)
+    with pytest.raises(Permanent, match="format version 3"):
+        sink.stager(txn())
 
 
 def test_a_type_that_iceberg_does_not_have_is_refused_before_the_first_batch(plain):
