@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import pyarrow.dataset
+from pyarrow.fs import FileSystem, S3FileSystem
+from pyiceberg.catalog import load_catalog
 
 from examples.demo.payments import Payment, read_source, read_topic
 from examples.demo.place import Place, Variant
+from examples.demo.progress import SINK_NAMES
 from semel.testing import audit_sinks
+from semel.testing.services import SeaweedServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +59,25 @@ class Counts:
 
 
 def count(variant: Variant, place: Place) -> Counts:
-    """Read the source and both sinks, and compare them."""
+    """Read the source and every sink, and compare them."""
     source = read_source(place.input)
     if place.bootstrap:
         source = read_topic(place.bootstrap, place.topic)
     large = [payment for payment in source if payment.is_large]
-    left = left_behind(place) if variant is Variant.SEMEL else {}
+    found = {"postgres": read_postgres(place.url), "files": read_parquet(place.large)}
+    left: dict[str, int] = {}
+    if variant is Variant.SEMEL:
+        found |= {"iceberg": read_iceberg(place), "s3": read_s3(place)}
+        left = left_behind(place)
+    expected = {"postgres": source, "iceberg": source, "s3": large, "files": large}
     return Counts(
         variant,
         len(source),
         _cents(source),
-        (
-            _compare("Postgres", source, read_postgres(place.url), left.get("postgres", 0)),
-            _compare("Parquet", large, read_parquet(place.large), left.get("files", 0)),
+        tuple(
+            _compare(SINK_NAMES[sink], rows, found[sink], left.get(sink, 0))
+            for sink, rows in expected.items()
+            if sink in found
         ),
     )
 
@@ -82,7 +93,33 @@ def read_parquet(folder: Path) -> list[Payment]:
     """Read what a reader of the folder sees; like Spark, it passes over hidden names."""
     if not folder.is_dir():
         return []
-    files = pyarrow.dataset.dataset(folder, format="parquet")
+    return _read_files(folder)
+
+
+def read_iceberg(place: Place) -> list[Payment]:
+    """Read what a reader of the table sees."""
+    with closing(load_catalog("lake", **place.lake)) as catalog:
+        rows = catalog.load_table(place.table).scan().to_arrow()
+    return [Payment(**row) for row in rows.to_pylist()]
+
+
+def read_s3(place: Place) -> list[Payment]:
+    """Read every object that is visible, whether its cycle has a manifest or not."""
+    return _read_files(place.objects.removeprefix("s3://"), open_store(place))
+
+
+def open_store(place: Place) -> S3FileSystem:
+    """Open the object store without semel."""
+    return S3FileSystem(
+        access_key=SeaweedServer.access_key,
+        secret_key=SeaweedServer.secret_key,
+        region=SeaweedServer.region,
+        endpoint_override=place.s3,
+    )
+
+
+def _read_files(folder: Path | str, system: FileSystem | None = None) -> list[Payment]:
+    files = pyarrow.dataset.dataset(folder, format="parquet", filesystem=system)
     if not files.files:
         return []
     table = files.to_table(columns=list(Payment._fields))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import tempfile
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from examples.demo.audit import Counts, count
 from examples.demo.keep import keep, look
-from examples.demo.pipeline import TABLE
+from examples.demo.pipeline import TABLE, create_iceberg_table
 from examples.demo.place import Place, Variant
 from examples.demo.run import DemoFailed, Plan, Run, RunReport
 from examples.demo.screen import open_console, open_screen
@@ -30,8 +31,8 @@ PER_SECOND: Final = 4_000
 PARTITIONS: Final = 2
 
 HEADINGS: Final = {
-    Variant.SEMEL: "With semel: Postgres and Parquet under one decision",
-    Variant.PLAIN: "The same payments and kills with a plain foreachBatch",
+    Variant.SEMEL: "With semel: Postgres, Iceberg, S3 and Parquet under one decision",
+    Variant.PLAIN: "The same payments and kills with a plain foreachBatch to Postgres and Parquet",
 }
 
 INTERRUPTED: Final = 128 + signal.SIGINT
@@ -41,9 +42,9 @@ def arguments() -> argparse.ArgumentParser:
     """Say what can be asked for."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",
-        description="Send payments from Kafka through Spark into Postgres and Parquet files while "
-        "the Spark driver is killed with SIGKILL at random moments, then compare the source with "
-        "both sinks row by row. Exits with 1 if a row is missing, doubled or foreign.",
+        description="Send payments from Kafka through Spark into Postgres, Iceberg, S3 and Parquet "
+        "files while the Spark driver is killed with SIGKILL at random moments, then compare the "
+        "source with every sink row by row. Exits with 1 if a row is missing, doubled or foreign.",
     )
     parser.add_argument(
         "--seconds", type=_positive, default=30.0, help="how long payments arrive (default: 30)"
@@ -76,7 +77,7 @@ def arguments() -> argparse.ArgumentParser:
         "--keep", action="store_true", help="keep the folder, and say how to look around in it"
     )
     parser.add_argument(
-        "--look", type=Path, metavar="FOLDER", help="start the Postgres of a kept folder again"
+        "--look", type=Path, metavar="FOLDER", help="start the servers of a kept folder again"
     )
     return parser
 
@@ -124,16 +125,18 @@ def demo(
             f"{number_of(plan.kills, 'kill', 'kills')} of the Spark driver, seed {plan.seed}"
         )
         server = stack.enter_context(services.PostgresServer(directory=folder / "postgres"))
+        store = stack.enter_context(services.SeaweedServer(directory=folder / "store"))
+        os.environ.update(store.environment)  # where boto3 looks for keys, here and in drivers
         # A second Ctrl-C must not leave half of it: this is the first thing done at the end.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         temporary = None if keep_folder else folder
         try:
             reports = [
-                _run(variant, folder, (server, broker), plan, console, temporary)
+                _run(variant, folder, (server, store, broker), plan, console, temporary)
                 for variant in variants
             ]
             audited = [count(report.variant, report.place) for report in reports]
-        except (DemoFailed, errors.SemelError, psycopg.Error) as failure:
+        except (DemoFailed, errors.SemelError, psycopg.Error, OSError) as failure:
             removal.called_off = True
             console.print(f"The demo failed: {failure}", style="bold red", soft_wrap=True)
             console.print(f"Kept for a look: {folder}", soft_wrap=True)
@@ -142,7 +145,7 @@ def demo(
         console.print(f"\n{time.monotonic() - began:.0f} s in all.", style="dim")
         if keep_folder or code:
             removal.called_off = True
-            keep(folder, server, reports[0].place, console)
+            keep(folder, server, store, reports[0].place, console)
     return code
 
 
@@ -177,15 +180,17 @@ def tell(
 def _run(
     variant: Variant,
     folder: Path,
-    servers: tuple[services.PostgresServer, services.KafkaServer | None],
+    servers: tuple[services.PostgresServer, services.SeaweedServer, services.KafkaServer | None],
     plan: Plan,
     console: Console,
     temporary: Path | None,
 ) -> RunReport:
-    server, broker = servers
+    server, store, broker = servers
     url = server.create_database(variant)
-    place = Place(folder / variant, url, broker.bootstrap if broker else "")
+    bootstrap = broker.bootstrap if broker else ""
+    place = Place(folder / variant, url, bootstrap, store.endpoint, store.catalog_uri)
     place.make()
+    create_iceberg_table(place)
     if broker:
         broker.create_topic(place.topic, PARTITIONS)
     with psycopg.connect(place.url) as connection:

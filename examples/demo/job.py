@@ -167,8 +167,11 @@ def main() -> None:
     arguments.add_argument("variant", type=Variant, choices=list(Variant))
     arguments.add_argument("driver", type=int, help="how many drivers there were before, plus one")
     arguments.add_argument("bootstrap", help="the Kafka broker, or empty: from files")
+    arguments.add_argument("s3", help="the URL of the object store")
+    arguments.add_argument("catalog", help="the URL of its Iceberg catalog")
     given = arguments.parse_args()
-    place = Place(given.folder.resolve(), os.environ["DATABASE_URL"], given.bootstrap)
+    servers = given.bootstrap, given.s3, given.catalog
+    place = Place(given.folder.resolve(), os.environ["DATABASE_URL"], *servers)
     # Spark makes folders where it is started.
     os.chdir(place.scratch)
     _use_own_spark()

@@ -2,6 +2,7 @@
 
 <folder>/postgres/        the server's cluster and its log
 <folder>/kafka/           the broker's, if payments come from Kafka
+<folder>/store/           the object store's, with the Iceberg table and the objects in S3
 <folder>/<variant>/       input/, checkpoint/, large/ (Parquet), events-<n>.jsonl, spark.log
 <folder>/semel/           and ledger.db, pipeline.py
 """
@@ -12,15 +13,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from semel.testing.services import SeaweedServer
+
 
 class Variant(StrEnum):
     """Who writes the batches."""
 
     SEMEL = "semel"
-    """`ExactlyOnce`: both sinks under one decision."""
+    """`ExactlyOnce`: all sinks under one decision."""
 
     PLAIN = "plain"
-    """An ordinary foreachBatch function that writes to one after the other."""
+    """An ordinary foreachBatch function that writes to two, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,12 @@ class Place:
 
     bootstrap: str = ""
     """The Kafka broker that payments come from; empty if they come from files."""
+
+    s3: str = ""
+    """The URL of the object store."""
+
+    catalog: str = ""
+    """The URL of its Iceberg catalog."""
 
     @property
     def topic(self) -> str:
@@ -53,6 +62,21 @@ class Place:
     def large(self) -> Path:
         """The Parquet files of large payments."""
         return self.folder / "large"
+
+    @property
+    def objects(self) -> str:
+        """The objects of large payments, in S3."""
+        return f"s3://{SeaweedServer.bucket}/{self.folder.name}/large"
+
+    @property
+    def table(self) -> str:
+        """The Iceberg table."""
+        return f"{self.folder.name}.entries"
+
+    @property
+    def lake(self) -> dict[str, str]:
+        """How pyiceberg finds and enters the catalog."""
+        return SeaweedServer.properties_of(self.catalog, self.s3)
 
     @property
     def ledger(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from examples.demo.place import Variant
 from semel import RecoveryDecision, Step
 
-SINK_NAMES: Final = {"postgres": "Postgres", "files": "Parquet"}
+SINK_NAMES: Final = {"postgres": "Postgres", "iceberg": "Iceberg", "s3": "S3", "files": "Parquet"}
 
 STEPS: Final[Mapping[Variant, tuple[str, ...]]] = {
     Variant.SEMEL: tuple(Step),
@@ -25,6 +25,13 @@ REMEDIES: Final[Mapping[str, str]] = {
     RecoveryDecision.ABORT_FROM_TOKEN: "was not decided: aborted in",
     RecoveryDecision.UNKNOWN_LEAVE_AS_IS: "is unknown: left as it is in",
 }
+
+
+def listed(phrases: Sequence[str]) -> str:
+    """Write ``one, two and three``."""
+    if len(phrases) < 2:
+        return "".join(phrases)
+    return f"{', '.join(phrases[:-1])} and {phrases[-1]}"
 
 
 class Tail:
@@ -143,5 +150,5 @@ class Progress:
     def _what_recovery_did(self) -> Iterator[tuple[str, str]]:
         for cycle, decisions in self._settled.items():
             for decision, sinks in decisions.items():
-                names = " and ".join(SINK_NAMES.get(sink, sink) for sink in dict.fromkeys(sinks))
+                names = listed([SINK_NAMES.get(sink, sink) for sink in dict.fromkeys(sinks)])
                 yield "recovered", f"cycle {cycle} {REMEDIES[decision]} {names}"

@@ -274,7 +274,7 @@ def start_driver(
 ) -> services.Child:
     """Start the Spark driver in a process group of its own."""
     command = [sys.executable, "-m", "examples.demo.job"]
-    command += [str(place.folder), variant, str(number), place.bootstrap]
+    command += [str(place.folder), variant, str(number), place.bootstrap, place.s3, place.catalog]
     environment = {
         # Not an argument: every account can read those, and the password is in the URL.
         "DATABASE_URL": place.url,

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from examples.demo.audit import Count, Counts
 from examples.demo.place import Variant
+from examples.demo.progress import listed
 from examples.demo.run import Plan, RunReport
 
 TITLES = {
@@ -46,9 +47,9 @@ def audit_table(audited: Sequence[Counts], kills: int) -> Table:
 def _add_source(table: Table, counts: Counts) -> None:
     rows, amount = f"{counts.source_rows:,}", money(counts.source_cents)
     table.add_row(Text("source", style="bold"), "all payments", rows, amount)
-    for sink in counts.sinks:
-        if sink.expected != counts.source_rows:
-            table.add_row("", "large ones", f"{sink.expected:,}", money(sink.expected_cents))
+    large = {(sink.expected, sink.expected_cents) for sink in counts.sinks}
+    for expected, cents in large - {(counts.source_rows, counts.source_cents)}:
+        table.add_row("", "large ones", f"{expected:,}", money(cents))
 
 
 def _add_variant(table: Table, counts: Counts) -> None:
@@ -85,8 +86,9 @@ def verdict_with_semel(counts: Counts, report: RunReport) -> str:
     killed = number_of(len(report.kills), "kill", "kills")
     if counts.is_clean:
         return (
-            f"With semel every payment is in Postgres once, every large one in Parquet once, and "
-            f"nothing is left behind, in spite of {killed} of the driver at random moments."
+            f"With semel every payment is in Postgres and in Iceberg once, every large one in S3 "
+            f"and in Parquet once, and nothing is left behind, in spite of {killed} of the driver "
+            f"at random moments."
         )
     return (
         f"With semel the sinks differ from the source after {killed}: that must never happen. "
@@ -107,7 +109,7 @@ def verdict_without(counts: Counts, report: RunReport, plan: Plan) -> str:
     wrong = [_wrong(sink) for sink in counts.sinks if not sink.is_clean]
     batches = ", ".join(str(batch) for batch in report.reruns)
     parts = [
-        f"The plain foreachBatch was killed {_listed(hit)}.",
+        f"The plain foreachBatch was killed {listed(hit)}.",
         f"Spark's checkpoint had not noted {_plural(report.reruns, 'batch', 'batches')} {batches} "
         f"as done, so Spark ran {_plural(report.reruns, 'it', 'them')} again, as it must; what "
         f"the first run had already written was written twice: {' and '.join(wrong)}.",
@@ -137,9 +139,3 @@ def _plural(things: Sequence[object], one: str, several: str) -> str:
 def number_of(number: int, one: str, several: str) -> str:
     """Write ``1 kill`` or ``3 kills``."""
     return f"{number} {one if number == 1 else several}"
-
-
-def _listed(phrases: Sequence[str]) -> str:
-    if len(phrases) < 2:
-        return "".join(phrases)
-    return f"{', '.join(phrases[:-1])} and {phrases[-1]}"

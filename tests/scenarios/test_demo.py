@@ -10,23 +10,25 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import load_catalog
 from rich.console import Console
 
-from examples.demo.audit import count
+from examples.demo.audit import count, open_store
 from examples.demo.command import start_broker, tell
 from examples.demo.payments import Payment, Producer, read_source
-from examples.demo.pipeline import TABLE
+from examples.demo.pipeline import TABLE, create_iceberg_table
 from examples.demo.place import Place, Variant
 from examples.demo.run import Kill, Plan, RunReport
-from semel.testing.services import jars
+from semel.testing.services import SeaweedServer, jars
 from semel.testing.services.processes import java
 from tests.conftest import require
 
@@ -77,6 +79,7 @@ def assert_nothing_is_left(temporary: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.kafka
 @pytest.mark.postgres
+@pytest.mark.seaweedfs
 @pytest.mark.kill
 @pytest.mark.slow
 def test_a_killed_run_passes_its_audit_and_leaves_nothing(temporary: Path):
@@ -86,7 +89,7 @@ def test_a_killed_run_passes_its_audit_and_leaves_nothing(temporary: Path):
     assert demo.returncode == 0, output
     assert "in 3 s from Kafka" in output
     assert "kill -9" in output
-    assert output.count("✓ once") == 2
+    assert output.count("✓ once") == 4
     assert "12,000" in output
     assert "Traceback" not in output
     assert "py4j" not in output
@@ -95,6 +98,7 @@ def test_a_killed_run_passes_its_audit_and_leaves_nothing(temporary: Path):
 
 @pytest.mark.spark
 @pytest.mark.postgres
+@pytest.mark.seaweedfs
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process_and_removes_every_file(temporary: Path):
     demo = start_demo(temporary, "--seconds=60", "--kills=0", "--files")
@@ -123,10 +127,12 @@ def test_without_kafka_the_payments_come_from_files(tmp_path: Path, monkeypatch)
 
 
 @pytest.fixture
-def finished(tmp_path: Path, postgres_url: str) -> Place:
+def finished(tmp_path: Path, postgres_url: str, seaweedfs: SeaweedServer) -> Place:
     """A run whose sinks have what they should have."""
-    place = Place(tmp_path / "semel", postgres_url)
+    folder = tmp_path / f"run{uuid.uuid4().hex}"
+    place = Place(folder, postgres_url, "", seaweedfs.endpoint, seaweedfs.catalog_uri)
     place.make()
+    create_iceberg_table(place)
     producer = Producer(place.input, PLAN.seed, PLAN.total, PLAN.per_second)
     producer.produce(elapsed_seconds=PLAN.seconds)
     payments = read_source(place.input)
@@ -138,7 +144,20 @@ def finished(tmp_path: Path, postgres_url: str) -> Place:
     large = [payment._asdict() for payment in payments if payment.is_large]
     place.large.mkdir()
     pq.write_table(pa.Table.from_pylist(large), place.large / "part-0.parquet")
+    with open_store(place).open_output_stream(object_of(place, 0)) as file:
+        pq.write_table(pa.Table.from_pylist(large), file)
+    append_to_iceberg(place, payments)
     return place
+
+
+def object_of(place: Place, number: int) -> str:
+    return f"{place.objects.removeprefix('s3://')}/part-{number}.parquet"
+
+
+def append_to_iceberg(place: Place, payments: list[Payment]) -> None:
+    with closing(load_catalog("lake", **place.lake)) as catalog:
+        rows = pa.Table.from_pylist([payment._asdict() for payment in payments])
+        catalog.load_table(place.table).append(rows)
 
 
 def exit_code_for(place: Place) -> tuple[int, str]:
@@ -149,14 +168,16 @@ def exit_code_for(place: Place) -> tuple[int, str]:
 
 
 @pytest.mark.postgres
+@pytest.mark.seaweedfs
 def test_the_audit_passes_what_is_right(finished: Place):
     code, output = exit_code_for(finished)
 
     assert code == 0
-    assert output.count("✓ once") == 2
+    assert output.count("✓ once") == 4
 
 
 @pytest.mark.postgres
+@pytest.mark.seaweedfs
 @pytest.mark.parametrize(
     "statement",
     [
@@ -174,11 +195,12 @@ def test_the_audit_convicts_one_wrong_row_in_postgres(finished: Place, statement
     code, output = exit_code_for(finished)
 
     assert code == 1
-    assert output.count("✓ once") == 1
+    assert output.count("✓ once") == 3
     assert "must never happen" in output
 
 
 @pytest.mark.postgres
+@pytest.mark.seaweedfs
 def test_the_audit_convicts_a_file_that_is_there_twice(finished: Place):
     part = finished.large / "part-0.parquet"
     shutil.copy(part, finished.large / "part-1.parquet")
@@ -191,12 +213,40 @@ def test_the_audit_convicts_a_file_that_is_there_twice(finished: Place):
 
 
 @pytest.mark.postgres
+@pytest.mark.seaweedfs
 def test_the_audit_convicts_a_file_that_is_gone(finished: Place):
     (finished.large / "part-0.parquet").unlink()
 
     code, _ = exit_code_for(finished)
 
     assert code == 1
+
+
+@pytest.mark.postgres
+@pytest.mark.seaweedfs
+def test_the_audit_convicts_a_payment_that_is_in_iceberg_twice(finished: Place):
+    append_to_iceberg(finished, read_source(finished.input)[:1])
+
+    code, output = exit_code_for(finished)
+
+    assert code == 1
+    assert output.count("✓ once") == 3
+
+
+@pytest.mark.postgres
+@pytest.mark.seaweedfs
+@pytest.mark.parametrize("number", [0, 1], ids=["gone", "twice"])
+def test_the_audit_convicts_an_object_that_is_gone_or_there_twice(finished: Place, number: int):
+    store = open_store(finished)
+    if number:
+        store.copy_file(object_of(finished, 0), object_of(finished, number))
+    else:
+        store.delete_file(object_of(finished, number))
+
+    code, output = exit_code_for(finished)
+
+    assert code == 1
+    assert output.count("✓ once") == 3
 
 
 def test_a_file_of_payments_appears_whole_and_the_total_is_exact(tmp_path: Path):

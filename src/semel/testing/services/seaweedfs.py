@@ -83,7 +83,8 @@ class SeaweedServer(Lifetime):
             *(f"-{part}.localSocket={self.folder}/{part}.sock" for part in ("s3", "filer")),
         ]
         keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
-        self._spawn("seaweedfs", command, keys)
+        # It writes logs into the folder for temporary files, and leaves them there.
+        self._spawn("seaweedfs", command, {**keys, "TMPDIR": str(self.folder)})
         self._wait_until(self._answers, "SeaweedFS", seconds=60)
 
     def _answers(self) -> bool:
