@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from semel import ExactlyOnce, Settings
@@ -286,20 +285,90 @@ def test_a_module_that_executors_lack_is_named_and_not_waited_for(world: World) 
 @pytest.mark.parametrize(
     ("column", "reason"),
     [
-        (lambda: F.udf(lambda i: [][i], "long")("id"), "IndexError: list index out of range"),
-        (lambda: F.expr("cast('canary-' || id as long)"), "CAST_INVALID_INPUT"),
+        ("udf", "ValueError at "),
+        ("absent", "ModuleNotFoundError: No module named 'absent': the executors' Python lacks it"),
+        ("cast('canary-' || id as long)", "CAST_INVALID_INPUT"),
+        ("raise_error('canary-' || id)", "USER_RAISED_EXCEPTION"),
+        ("map_from_arrays(array(id, id), array('canary-1', ''))[id]", "DUPLICATED_MAP_KEY"),
+        ("from_json('{canary-' || id, 'a int', map('mode', 'FAILFAST')).a", "MALFORMED_RECORD"),
     ],
 )
-def test_an_error_of_the_plan_itself_is_not_repeated(
-    world: World, column: Callable[[], Column], reason: str
+def test_an_error_of_the_plan_itself_is_not_repeated_and_shows_no_value(
+    world: World, column: str, reason: str
 ) -> None:
+    functions = {
+        "udf": lambda number: int(f"canary-{number}"),
+        "absent": lambda number: __import__("absent"),
+    }
+    known = functions.get(column)
+    made = F.udf(known, "long")("id") if known else F.expr(column)
+
     pipeline, code, attempts = attempts_of(
-        world, MemorySink(), shape=lambda df: df.withColumn("id", column())
+        world, MemorySink(), shape=lambda df: df.withColumn("id", made)
     )
 
     assert (code, attempts) == (Exit.REFUSED, 1)
     assert reason in str(pipeline.failure)
     assert "canary-1" not in str(pipeline.failure)
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_a_record_that_a_source_refuses_names_the_file_and_no_value(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = world.folder / "refused"
+    folder.mkdir()
+    folder.joinpath("0").write_text({"json": '{"id": "canary-1"}', "csv": "canary-1,2,3"}[kind])
+    reader = world.spark.readStream.schema(SCHEMA).option("mode", "FAILFAST")
+    monkeypatch.setattr(world, "stream", lambda: reader.format(kind).load(str(folder)))
+
+    pipeline, code, attempts = attempts_of(world, MemorySink())
+
+    assert (code, attempts) == (Exit.REFUSED, 1)
+    assert "refused/0 (SQLSTATE 22" in str(pipeline.failure)
+    assert "canary-1" not in str(pipeline.failure)
+
+
+def test_a_file_whose_columns_have_another_type_is_not_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.spark.range(3).write.parquet(str(world.input / "of-numbers"))
+    reader = world.spark.readStream.schema("id string")
+    stream = reader.parquet(str(world.input / "of-numbers"))
+    monkeypatch.setattr(world, "stream", lambda: stream)
+
+    pipeline, code, attempts = attempts_of(world, MemorySink())
+
+    assert (code, attempts) == (Exit.REFUSED, 1)
+    assert "PARQUET_COLUMN_DATA_TYPE_MISMATCH in " in str(pipeline.failure)
+
+
+def test_a_file_that_cannot_be_read_is_tried_again_without_the_stack_of_the_jvm(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = world.folder / "damaged"
+    folder.mkdir()
+    folder.joinpath("0.parquet").write_text("not Parquet")
+    stream = world.spark.readStream.schema(SCHEMA).parquet(str(folder))
+    monkeypatch.setattr(world, "stream", lambda: stream)
+
+    pipeline, code, attempts = attempts_of(world, MemorySink())
+
+    assert (code, attempts) == (Exit.GAVE_UP, IMPATIENT.cycle_backoff.tries)
+    assert "FAILED_READ_FILE" in str(pipeline.failure)
+    assert "0.parquet (SQLSTATE KD001" in str(pipeline.failure)
+    assert " at org.apache" not in str(pipeline.failure)
+
+
+def test_a_worker_that_dies_is_waited_for(world: World) -> None:
+    dies = F.udf(lambda number: os._exit(number), "long")
+
+    pipeline, code, _ = attempts_of(
+        world, MemorySink(), shape=lambda df: df.withColumn("id", dies("id"))
+    )
+
+    assert code is Exit.GAVE_UP
+    assert "EOFException (Spark's log has the text)" in str(pipeline.failure)
 
 
 def test_a_settings_that_hides_data_loss_is_refused(world: World, ledger: MemoryLedger) -> None:

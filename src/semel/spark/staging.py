@@ -28,7 +28,6 @@ from semel.pipeline.txn import SinkTxnId
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.errors import PySparkException
     from pyspark.sql import Column, DataFrame
 
 RECEIPTS: Final = "sink int, receipt string, failure string"
@@ -134,9 +133,12 @@ def run_tasks(frame: DataFrame, tee: Tee) -> Mapping[str, Sequence[Receipt]]:
     conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_ARROW_BATCH))
     try:
         collected = frame.mapInArrow(_in_task(tee), RECEIPTS).collect()
-    except PySparkException as error:
-        # Without its cause: the text of Spark's errors may quote a row.
-        raise _translated(error) from None
+    except Exception as error:
+        # Py4J, which Spark Connect does not need, raises the JVM's exceptions.
+        if isinstance(error, PySparkException) or hasattr(error, "java_exception"):
+            # Without its cause: the text of Spark's errors may quote a row.
+            raise _translated(error) from None
+        raise
     failed = [row for row in collected if row["failure"]]
     # An error that would come again is raised before one that may pass.
     for row in sorted(failed, key=lambda row: row["failure"] == StagingFailed.__name__):
@@ -215,23 +217,79 @@ def task_attempts(session: Any) -> int:
     return int(session.conf.get("spark.task.maxFailures", "4"))
 
 
-# Classes of SQLSTATE in Spark's errors: data, a routine in another language (a Python UDF),
-# and what the query itself raises.
-_PERMANENT_CLASSES: Final = ("22", "38", "P0")
+# Classes of SQLSTATE in Spark's errors: data, a key that comes twice in a map, a routine in
+# another language (a Python UDF), and what the query itself raises.
+_PERMANENT_CLASSES: Final = ("22", "23", "38", "P0")
+_PERMANENT_CONDITIONS: Final = ("FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH",)
+
+# A worker's traceback, up to the class of the first exception; the values come after it.
+_TRACEBACK: Final = re.compile(
+    r"Traceback \(most recent call last\):\n"
+    r"(?P<frames>(?:[ \t].*\n)+)(?P<kind>[\w.]+)(?P<text>.*)"
+)
+_FRAME: Final = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 
 
-def _translated(error: PySparkException) -> SemelError:
+def _translated(error: Exception) -> SemelError:
     """Translate a failure of the plan itself, after Spark's own retries of the task."""
-    state = error.getSqlState() or ""
-    if f"{Retryable.__module__}.{Retryable.__name__}:" in str(error):
-        return StagingFailed(_last_line(str(error)))
-    if not state.startswith(_PERMANENT_CLASSES):
-        return StagingFailed(_last_line(str(error)))
-    if not state.startswith("22"):
-        return Permanent(_last_line(str(error)))
-    fragments = [context.fragment() for context in error.getQueryContext()]
-    where = f" in {fragments[0]!r}" if fragments else ""
-    return Permanent(f"{error.getCondition()}{where} (SQLSTATE {state}; the value is not shown)")
+    text = str(error)
+    _, ours, words = text.partition(f"{Retryable.__module__}.{Retryable.__name__}:")
+    if ours:
+        return StagingFailed(words.strip().partition("\n")[0])
+    causes = _causes(error)
+    for cause in causes:
+        state, condition = cause.getSqlState() or "", cause.getCondition() or ""
+        if state.startswith("38"):
+            return Permanent(_of_python(text))
+        if state.startswith(_PERMANENT_CLASSES) or condition in _PERMANENT_CONDITIONS:
+            return Permanent(_of_spark(cause, causes))
+    told = next((cause for cause in causes if cause.getCondition()), None)
+    if told is not None:
+        return StagingFailed(_of_spark(told, causes))
+    java = _java_causes(error)
+    kind = java[-1].getClass().getName() if java else type(error).__name__
+    return StagingFailed(f"the plan failed with {kind} (Spark's log has the text)")
+
+
+def _java_causes(error: Exception) -> list[Any]:
+    """Return the JVM's exception and its causes; none on Spark Connect."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    found = []
+    while java is not None:
+        found.append(java)
+        java = java.getCause()
+    return found
+
+
+def _causes(error: Exception) -> list[Any]:
+    """Return the failure and its causes, as far as they have a condition and a SQLSTATE."""
+    found = [java for java in _java_causes(error) if "getSqlState" in dir(java)]
+    return found or ([error] if hasattr(error, "getSqlState") else [])
+
+
+def _of_spark(cause: Any, causes: Sequence[Any]) -> str:
+    """Name a failure and its place; its text may quote a row."""
+    paths = (dict(each.getMessageParameters() or {}).get("path") for each in causes)
+    fragments = (repr(context.fragment()) for context in cause.getQueryContext() or ())
+    place = next(filter(None, (*fragments, *paths)), "")
+    where = f" in {place}" if place else ""
+    state = cause.getSqlState()
+    return f"{cause.getCondition()}{where} (SQLSTATE {state}; Spark's log has the text)"
+
+
+def _of_python(text: str) -> str:
+    """Name the exception of a Python worker and its place; its text may quote a row."""
+    found = _TRACEBACK.search(text)
+    if found is None:
+        return "a Python function raised (Spark's log has the text)"
+    if found["kind"].endswith(("ModuleNotFoundError", "ImportError")):
+        return (
+            f"{found['kind']}{found['text']}: the executors' Python lacks it; install it there, "
+            f"or set PYSPARK_PYTHON to one that has it"
+        )
+    frames = _FRAME.findall(found["frames"])
+    place = ":".join(frames[-1]) if frames else "an unknown place"
+    return f"{found['kind']} at {place} (its text may quote a row and is not shown)"
 
 
 SinkRows: TypeAlias = "tuple[int, pa.RecordBatch]"
@@ -333,12 +391,6 @@ def _task() -> tuple[str, int]:
     number = context.taskAttemptId() if context else 0
     before = context.attemptNumber() if context else 0
     return f"t{number}-{uuid.uuid4().hex[:12]}", before
-
-
-def _last_line(text: str) -> str:
-    """Return the exception itself, without the worker's traceback above it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "a staging task failed"
 
 
 def check_static(frame: DataFrame | Any, reader: str) -> None:
