@@ -13,11 +13,13 @@ from pyspark.errors import StreamingQueryException
 
 from semel import ExactlyOnce
 from semel.errors import Misuse, NeedsOperator
+from semel.files.sink import FilesSink
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.operate.adoption import leave_out, plan_adoption
 from semel.pipeline.generation import CheckpointRefused, adopt
 from semel.spark.checkpoint import open_checkpoint
+from semel.spark.supervise import Exit
 from tests.spark.world import SCHEMA, World, deduplicated, ids_in
 
 pytestmark = pytest.mark.spark
@@ -45,6 +47,36 @@ def test_a_lost_checkpoint_that_would_repeat_files_is_refused_until_it_is_adopte
 
     assert ids_in(sink.visible) == sorted(world.ids * 2)
     assert [act.who for act in ledger.acts(refused.scope) if act.act == "adopt"] == ["ann"]
+
+
+def test_a_query_that_lost_its_ledger_and_its_checkpoint_is_adopted_after_a_start_without_run(
+    world: World, tmp_path: Path
+) -> None:
+    sink = FilesSink(tmp_path / "lake")
+    world.put(1)
+    world.run(ExactlyOnce("app", MemoryLedger(), [sink]))
+    world.lose()
+    new = MemoryLedger()
+    pipeline = ExactlyOnce("app", new, [sink])
+    started: list[object] = []
+
+    def start() -> object:
+        started.append(world.start(pipeline))
+        return started[-1]
+
+    assert pipeline.run(start) is Exit.OPERATOR
+    assert not started
+    with pytest.raises(NeedsOperator, match="start the query once without `run`"):
+        open_checkpoint(str(world.checkpoint())).adoptable()
+
+    with pytest.raises(StreamingQueryException):
+        world.run(pipeline)
+    pipeline.stop()
+    found = open_checkpoint(str(world.checkpoint())).adoptable()
+    adopt(new, pipeline.scope, found, who="ann", why="a clean start")
+
+    assert pipeline.run(start) is Exit.DONE
+    assert len(new.history(pipeline.scope, 9)) == 1
 
 
 def test_a_stateful_query_that_lost_its_checkpoint_is_refused(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from semel.errors import Misuse, NeedsOperator
 from semel.lease import Owner, Takeover
 from semel.operate.status import Pipeline
-from semel.pipeline.ledger import ScopeLease
-from semel.pipeline.recovery import places_of
+from semel.pipeline.ledger import Ledger, ScopeLease
+from semel.pipeline.recovery import check_ledger, places_of
 from semel.pipeline.sink import KnowsItsPlace, Tenant, TwoPhaseSink
 from semel.pipeline.txn import Scope
 
@@ -69,19 +69,23 @@ def move_sink(
 ) -> Renamed:
     """Accept that a sink writes to its place from now on, even if others have written there.
 
-    What it wrote elsewhere stays there.
+    What it wrote elsewhere stays there.  Cycles that are not committed may be open: recovery
+    needs the new place, and gives them up.
 
     Raises:
         Misuse: it is not a sink of the pipeline, or cannot say where it writes.
-        NeedsOperator: cycles are open: what they hold is at the old place.
+        NeedsOperator: a committed cycle is open: what it holds is at the old place.  Or another
+            ledger's cycles of this app are at the new one.
         LeaseHeld: the pipeline is running.
     """
     scope, sink = pipeline.scope, _sink(pipeline, name)
     place = sink.find_place() if isinstance(sink, KnowsItsPlace) else ""
     if not place:
         raise Misuse(f"sink {name!r} has no lasting place")
-    with _settled(pipeline, scope, takeover):
+    with _owned(pipeline, scope, takeover):
         known = places_of(pipeline.ledger, scope)
+        _refuse_committed(pipeline.ledger, scope, name, known.get(name, ""))
+        check_ledger(pipeline.ledger, scope, [sink])
         moved = {"sink": name, "from": known.get(name), "to": place}
         detail = {**moved, "places": {**known, name: place}}
         pipeline.ledger.record_act(scope, who, "sink-move", why, detail)
@@ -124,18 +128,37 @@ def _sink(pipeline: Pipeline, name: str) -> TwoPhaseSink:
     raise Misuse(f"the pipeline has no sink {name!r}; it has: {names}")
 
 
+def _refuse_committed(ledger: Ledger, scope: Scope, name: str, known: str) -> None:
+    """Refuse to leave a place that may hold rows of a committed cycle, invisible until now."""
+    for attempt in ledger.open_attempts(scope):
+        if name in attempt.tokens and attempt.state.is_committed:
+            cycle = attempt.txn.cycle.label
+            raise NeedsOperator(
+                f"{scope}: cycle {cycle} is committed, and sink {name!r} has prepared its rows at "
+                f"{known}: set the place back and start. If that place is gone, first finish the "
+                f"cycle at the new one with `semel cycle resolve --cycle {cycle}`: --retry if it "
+                f"is a copy that has the rows, --without {name} if they are lost"
+            )
+
+
 @contextmanager
-def _settled(pipeline: Pipeline, scope: Scope, takeover: Takeover) -> Iterator[ScopeLease]:
-    """Own *scope*, in which nothing is open."""
+def _owned(pipeline: Pipeline, scope: Scope, takeover: Takeover) -> Iterator[ScopeLease]:
     ledger = pipeline.ledger
     lease = ledger.acquire(scope, Owner.here(), pipeline.settings.lease_seconds, takeover)
     try:
-        for attempt in ledger.open_attempts(scope):
+        yield lease
+    finally:
+        if ledger.scope_record(scope) is not None:
+            ledger.release(lease)
+
+
+@contextmanager
+def _settled(pipeline: Pipeline, scope: Scope, takeover: Takeover) -> Iterator[ScopeLease]:
+    """Own *scope*, in which nothing is open."""
+    with _owned(pipeline, scope, takeover) as lease:
+        for attempt in pipeline.ledger.open_attempts(scope):
             raise NeedsOperator(
                 f"{scope}: cycle {attempt.txn.cycle} is {attempt.state}; settle it with "
                 f"`semel recover`, with the names and places as they were"
             )
         yield lease
-    finally:
-        if ledger.scope_record(scope) is not None:
-            ledger.release(lease)

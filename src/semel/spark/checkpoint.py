@@ -282,8 +282,8 @@ class Checkpoint:
             spans, at_start = self.range(last), False
         else:
             raise NeedsOperator(
-                f"checkpoint {self.root} has not begun a batch: start the query once, so that "
-                f"Spark writes its start"
+                f"checkpoint {self.root} has not begun a batch: start the query once without "
+                f"`run`, by calling the function that starts it, so that Spark writes its start"
             )
         positions = {
             (source.source, partition): Position(span.start if at_start else span.end)

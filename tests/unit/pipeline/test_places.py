@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pyarrow as pa
 import pytest
 
@@ -11,10 +13,12 @@ from semel.files.sink import FilesSink
 from semel.ledger.sqlite import SqliteLedger
 from semel.memory.ledger import MemoryLedger
 from semel.operate import Pipeline, places
+from semel.operate.resolution import Choice, Way, plan_resolution, resolve
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.generation import Adoptable, adopt
 from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId
+from semel.testing import Crash, CrashPoint, crash_at
 
 SCHEMA = pa.schema([("id", pa.int64())])
 ANN = {"who": "ann", "why": "test"}
@@ -64,6 +68,52 @@ def test_a_known_sink_at_another_place_is_refused_until_it_is_moved(ledger, tmp_
     assert str(tmp_path / "two") in done.after
     run_one(moved, 1)
     assert [act.who for act in ledger.acts(moved.scope) if act.act == "sink-move"] == ["ann"]
+
+
+def test_a_sink_whose_place_is_new_after_a_kill_before_the_decision_can_be_moved(ledger, tmp_path):
+    run_one(Driver("app", ledger, [FilesSink(tmp_path / "one")]))
+    killed = Driver("app", ledger, [FilesSink(tmp_path / "one")])
+    killed.start()
+    ledger.plan(killed.lease, CycleId(killed.scope, 1, 1).attempt())
+    killed.stop()
+    moved = Driver("app", ledger, [FilesSink(tmp_path / "two")])
+
+    places.move_sink(Pipeline.of(moved), "files", **ANN)
+
+    run_one(moved, 1)
+    assert ledger.open_attempts(moved.scope) == []
+
+
+@pytest.mark.parametrize("way", [Way.RETRY, Way.WITHOUT])
+def test_a_place_with_rows_of_a_committed_cycle_is_left_when_the_cycle_is_finished(
+    ledger, tmp_path, way
+):
+    killed = Driver("app", ledger, [FilesSink(tmp_path / "one")])
+    with crash_at(CrashPoint.COMMIT_2PC_BEFORE), pytest.raises(Crash):
+        run_one(killed)
+    killed.stop()
+    if way is Way.RETRY:
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+    moved = Driver("app", ledger, [FilesSink(tmp_path / "two")])
+    with pytest.raises(NeedsOperator, match=r"cycle g1.b0 is committed.*--without files"):
+        places.move_sink(Pipeline.of(moved), "files", **ANN)
+    choice = Choice(way, "files")
+    record, plan = plan_resolution(Pipeline.of(moved), "g1.b0", choice)
+
+    assert resolve(Pipeline.of(moved), record, plan, choice, **ANN).finished
+
+    places.move_sink(Pipeline.of(moved), "files", **ANN)
+    run_one(moved, 1)
+    assert len([*(tmp_path / "two").rglob("*.parquet")]) == (2 if way is Way.RETRY else 1)
+
+
+def test_a_move_does_not_accept_what_another_ledger_has_committed(ledger, tmp_path):
+    run_one(Driver("app", MemoryLedger(), [FilesSink(tmp_path / "lake")]))
+    lost = Driver("app", ledger, [FilesSink(tmp_path / "lake")])
+    refused(lost, "semel adopt")
+
+    with pytest.raises(NeedsOperator, match="semel adopt"):
+        places.move_sink(Pipeline.of(lost), "files", **ANN)
 
 
 def test_a_known_place_under_another_name_is_refused_until_it_is_renamed(ledger, tmp_path):
