@@ -60,6 +60,8 @@ from semel.postgres.writer import RowEncoder, TaskStager
 _TABLES_DROPPED_AT_ONCE: Final = 100
 _DROP_LOCK_SECONDS: Final = 3
 
+_ALL: Final = "ALL"
+
 
 class TaskTable:
     """One task attempt's table, created, filled and registered in a single transaction."""
@@ -324,7 +326,8 @@ class Staging:
         # process had meanwhile may be in the way of the other sinks' rows.
         for part in sorted(parts, key=lambda part: part.bring is None):
             if part.promise.rejects:
-                found = self._bring_or_reject(connection, txn, part)
+                deferred = _deferred(connection, part) if len(parts) > 1 else _ALL
+                found = self._bring_or_reject(connection, txn, part, deferred)
                 if not isinstance(found, int):
                     return part.sink, found
                 rejected[part.sink] = found
@@ -353,11 +356,14 @@ class Staging:
         return None
 
     def _bring_or_reject(
-        self, connection: Connection, txn: SinkTxnId, part: Part
+        self, connection: Connection, txn: SinkTxnId, part: Part, deferred: str
     ) -> int | SinkOutcome:
-        """Write what the table accepts, divert the rest, and return how many rows were diverted."""
+        """Write what the table accepts, divert the rest, and return how many rows were diverted.
+
+        *deferred* names the constraints that are checked now, and not with the whole transaction.
+        """
         promise, tables = part.promise, part.tables
-        sharing = _Diversion(connection, txn, part, TableName.parse(promise.rejects))
+        sharing = _Diversion(connection, txn, part, TableName.parse(promise.rejects), deferred)
         try:
             run(connection, [part.books.proof(txn, promise, finished=True)])
             rejected = sharing.divert_unencoded()
@@ -369,7 +375,7 @@ class Staging:
                     counts = affected(connection, inserts(promise, tables, txn.cycle))
                     if promise.write == Write.APPEND and sum(counts) != promise.rows - rejected:
                         return _dropped(txn, promise, sum(counts), promise.rows - rejected)
-                run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
+                run(connection, sharing.set_constraints("IMMEDIATE"))
             except psycopg.Error as error:
                 if not is_of_a_row(error):
                     raise
@@ -382,6 +388,8 @@ class Staging:
             if (refused := sharing.too_many(rejected)) is not None:
                 return refused
             sharing.count(rejected)
+            if deferred != _ALL:
+                run(connection, sharing.set_constraints("DEFERRED"))
         except psycopg.Error as error:
             return self._refused(connection, error, part)
         return rejected
@@ -524,6 +532,23 @@ def _part_of(error: psycopg.Error, parts: Sequence[Part]) -> Part:
     return next((part for part in parts if part.promise.target == named), parts[-1])
 
 
+def _deferred(connection: Connection, part: Part) -> str:
+    """Name the initially deferred constraints of a part's table.
+
+    Without those whose name another table's constraint has that cannot be deferred: the
+    statement would fail, so that they are checked with the whole transaction.
+    """
+    query = (
+        f"SELECT n.nspname, c.conname FROM pg_catalog.pg_constraint c "
+        f"JOIN pg_catalog.pg_namespace n ON n.oid = c.connamespace "
+        f"WHERE c.conrelid = {literal(part.promise.target)}::regclass AND c.condeferred "
+        f"AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint o WHERE o.conname = c.conname "
+        f"AND o.connamespace = c.connamespace AND NOT o.condeferrable)"
+    )
+    named = run(connection, [PINNED_PATH, query, OWN_PATH])[1]
+    return ", ".join(str(TableName(*name)) for name in named)
+
+
 def _missing(known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:
     """Compare the receipts of the winners with the books."""
     staged = {piece.name: piece for piece in known.staged}
@@ -583,6 +608,9 @@ class _Diversion:
     txn: SinkTxnId
     part: Part
     reject: TableName
+    deferred: str = _ALL
+    """The constraints that are initially deferred, as SET CONSTRAINTS takes them."""
+
     why: str = ""
     """Of the last row that the server has refused."""
 
@@ -611,6 +639,10 @@ class _Diversion:
         self.count(unencoded + diverted)
         run(self.connection, ["COMMIT"])
         return written, unencoded + diverted
+
+    def set_constraints(self, to: str) -> list[str]:
+        """Return the statement, which counts until the transaction ends; none without any."""
+        return [f"SET CONSTRAINTS {self.deferred} {to}"] if self.deferred else []
 
     def divert_unencoded(self) -> int:
         """Divert the rows that tasks could not encode; return their number."""
@@ -672,7 +704,7 @@ class _Diversion:
                 [
                     "SAVEPOINT part",
                     insert(self.promise, table, self.txn.cycle, where),
-                    "SET CONSTRAINTS ALL IMMEDIATE",
+                    *self.set_constraints("IMMEDIATE"),
                     "RELEASE SAVEPOINT part",
                 ],
             )

@@ -224,6 +224,59 @@ def test_a_deferred_constraint_is_reported_by_the_sink_of_its_table(url, databas
     assert isinstance(outcomes["parents"], SinkRetryable)
 
 
+@pytest.mark.parametrize("bad", [0, -1])
+def test_a_sink_with_rejects_leaves_the_deferred_constraints_of_the_others_deferred(
+    url, database, bad
+):
+    database.execute("CREATE TABLE parents (id bigint PRIMARY KEY CHECK (id >= 0))")
+    database.execute(
+        "CREATE TABLE tree (id bigint PRIMARY KEY, "
+        "parent bigint CONSTRAINT up REFERENCES tree DEFERRABLE INITIALLY DEFERRED)"
+    )
+    # Another table's constraint of this name must not stop the statement for the first one.
+    database.execute("CREATE TABLE other (id bigint CONSTRAINT up REFERENCES tree)")
+    before = PostgresSink(url, "tree", name="before")
+    rejecting = PostgresSink(url, "parents", name="rejecting", rejects="bad")
+    after = PostgresSink(url, "tree", name="after", rejects="bad")
+    sinks = [before, rejecting, after]
+    for sink, schema in zip(sinks, (CHILD, PARENT, CHILD), strict=True):
+        sink.check(schema)
+    in_groups(sinks)
+    of = txn()
+    batches = (
+        pa.RecordBatch.from_pylist([{"id": 2, "parent": 1}], schema=CHILD),
+        pa.RecordBatch.from_pylist([{"id": 7}, {"id": bad}], schema=PARENT),
+        pa.RecordBatch.from_pylist([{"id": 1, "parent": None}], schema=CHILD),
+    )
+
+    outcomes = sinks[0].prepare_all(of, staged(sinks, of, *batches))
+
+    tokens = {name: outcome.token for name, outcome in outcomes.items()}
+    assert all(isinstance(one, SinkOK) for one in sinks[0].commit_all(of, tokens).values())
+    assert database.execute("SELECT count(*) FROM tree").fetchone() == (2,)
+    assert tokens["rejecting"]["rejected"] == (1 if bad else 0)
+
+
+def test_a_deferred_constraint_still_diverts_the_rows_of_its_own_sink(url, database):
+    database.execute("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    database.execute(
+        "CREATE TABLE children (id bigint, parent bigint "
+        "REFERENCES parents DEFERRABLE INITIALLY DEFERRED)"
+    )
+    parents, _ = couple(url)
+    children = PostgresSink(url, "children", name="children", rejects="bad")
+    children.check(CHILD)
+    sinks = [parents, children]
+    in_groups(sinks)
+    of = txn()
+    kept, _ = family_rows((1, 10))
+    rows = pa.RecordBatch.from_pylist([{"id": 1, "parent": 1}, {"id": 2, "parent": 9}], CHILD)
+
+    outcomes = parents.prepare_all(of, staged(sinks, of, kept, rows))
+
+    assert outcomes["children"].token["rejected"] == 1
+
+
 def started(sinks, settings=QUICK, query="main"):
     driver = Driver("payments", MemoryLedger(), sinks, query, settings=settings)
     driver.start()
