@@ -165,17 +165,26 @@ class SinkBooks:
         return f"{quoted(self.schema)}.{quoted(name)}"
 
     def exist(self, connection: Connection) -> bool:
-        """Return whether the tables exist."""
-        *_, has_tables = self._rights(connection)
+        """Return whether the tables exist.
+
+        Raises:
+            Permanent: the role may not read them; the message has the way out.
+        """
+        name, user, _, _, has_tables, may_read, _ = self._rights(connection)
+        if not may_read:
+            raise _refused(name, user)
         return bool(has_tables)
 
     def check_rights(self, connection: Connection) -> None:
         """Check that tables may be created: staging needs some for every batch.
 
         Raises:
-            Permanent: the role may not; the message has the statement.
+            Permanent: the role may not, or another role keeps its records in the schema; the
+                message has the statement.
         """
-        name, user, may_create, *_ = self._rights(connection)
+        name, user, may_create, _, _, _, may_write = self._rights(connection)
+        if not may_write:
+            raise _refused(name, user)
         if not may_create:
             raise Permanent(
                 f"role {user} may not create tables in schema {name} for semel's own records: "
@@ -189,8 +198,10 @@ class SinkBooks:
         Raises:
             Permanent: the role may neither use nor create them; the message has the statement.
         """
-        name, _, _, exists, has_tables = self._rights(connection)
+        name, user, _, exists, has_tables, _, may_write = self._rights(connection)
         if has_tables:
+            if not may_write:
+                raise _refused(name, user)
             return
         self.check_rights(connection)
         schema = [] if exists else [f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}"]
@@ -213,9 +224,15 @@ class SinkBooks:
                         THEN has_database_privilege(current_database(), 'CREATE')
                         ELSE has_schema_privilege(n.oid, 'CREATE') END,
                    n.oid IS NOT NULL,
-                   n.oid IS NOT NULL AND (SELECT count(*) FROM pg_catalog.pg_class c
-                       WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s)) = %(count)s
+                   n.oid IS NOT NULL AND count(c.oid) = %(count)s,
+                   coalesce(bool_and(may_use AND has_table_privilege(c.oid, 'SELECT')), true),
+                   coalesce(bool_and(may_use AND has_table_privilege(c.oid, 'SELECT')
+                                     AND has_table_privilege(c.oid, 'INSERT')), true)
               FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = %(schema)s
+                   LEFT JOIN pg_catalog.pg_class c
+                       ON c.relnamespace = n.oid AND c.relname = ANY (%(tables)s),
+                   LATERAL (SELECT has_schema_privilege(n.oid, 'USAGE')) of (may_use)
+             GROUP BY n.oid
             """,
             {"schema": self.schema, "tables": list(_TABLES), "count": len(_TABLES)},
         ).fetchone()
@@ -432,6 +449,15 @@ def _constant(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     return f"ARRAY[{', '.join(map(literal, value))}]::text[]"
+
+
+def _refused(schema: str, user: str) -> Permanent:
+    own = f"{schema}_{user}"
+    return Permanent(
+        f"another role keeps semel's records in schema {schema}, and {user} may not use them: a "
+        f"role that writes there could forge proofs. Give the sink records of its own, with "
+        f"bookkeeping_schema={own!r} and CREATE SCHEMA {quoted(own)} AUTHORIZATION {quoted(user)};"
+    )
 
 
 def is_staging_table(txn: SinkTxnId, name: str) -> bool:

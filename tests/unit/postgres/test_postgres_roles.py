@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
+from semel.errors import Permanent
 from semel.lease import Owner, Takeover
 from semel.ledger.sqlite import SqliteLedger
+from semel.memory.ledger import MemoryLedger
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Found, SinkOK
@@ -24,6 +26,7 @@ from semel.postgres.statements import create_rejects
 from tests.unit.postgres.postgres_place import (
     SCOPE,
     as_role,
+    committed,
     create_role,
     left_behind,
     prepared,
@@ -93,6 +96,34 @@ def test_insert_on_the_table_and_a_schema_of_its_own_are_all_that_a_role_needs(
     assert len(rows_of(database)) == 4
     assert left_behind(database) == []
     second.stop()
+
+
+@pytest.mark.parametrize("grant", ["", "GRANT USAGE, CREATE ON SCHEMA semel TO second"])
+def test_a_second_role_is_told_to_keep_records_of_its_own(url, database, roles, grant):
+    PostgresSink(as_role(url, "payer"), "entries").fence(SCOPE, 1)
+    second = create_role(url, "second")
+    database.execute("GRANT INSERT ON entries TO second")
+    if grant:
+        database.execute(grant)
+    sink = PostgresSink(second, "entries")
+    apart = "bookkeeping_schema='semel_second'"
+
+    with pytest.raises(Permanent, match=apart):
+        Driver("other", MemoryLedger(), [sink]).start()
+    with pytest.raises(Permanent, match=apart):
+        sink.check(None)
+    with pytest.raises(Permanent, match=apart) as refusal:
+        PostgresSink(second, "entries").fence(SCOPE, 1)
+
+    statement = 'CREATE SCHEMA "semel_second" AUTHORIZATION "second";'
+    assert statement in str(refusal.value)
+    database.execute(statement)
+    own = PostgresSink(second, "entries", bookkeeping_schema="semel_second")
+    own.check(None)
+    Driver("other", MemoryLedger(), [own]).start()
+    committed(own, [row(1)])
+    pool().close_all()
+    database.execute("DROP OWNED BY second CASCADE")
 
 
 @pytest.mark.parametrize("mode", ["staging", "prepared"])
