@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg
+
 from semel.errors import Permanent
 from semel.events import log
 from semel.pipeline.sink import Guarantee
-from semel.postgres.connect import MOST_CONNECTIONS, OWN_PATH, Connection
+from semel.postgres.connect import MOST_CONNECTIONS, OWN_PATH, Connection, is_permanent, words
 from semel.postgres.schema import Fitted, TargetTable, create_statement, find_target, fit
-from semel.postgres.statements import TableName, Write, create_rejects, literal, quoted
+from semel.postgres.statements import (
+    TableName,
+    Write,
+    create_rejects,
+    insert_reject,
+    literal,
+    quoted,
+)
 
 # Every task of a batch needs a slot, and so does every losing attempt until it is rolled back.
 SLOTS_WANTED: Final = 16
@@ -108,8 +117,21 @@ def _rejects(connection: Connection, wanted: Wanted, target: TargetTable) -> str
         return ""
     name = TableName.parse(wanted.rejects)
     name = TableName(name.schema or target.name.schema, name.table)
-    if isinstance(find_target(connection, name), str):
-        connection.execute(create_rejects(name).encode())
+    try:
+        if isinstance(find_target(connection, name), str):
+            connection.execute(create_rejects(name).encode())
+        # Checks the right, the columns and their types, and writes nothing.
+        connection.execute(
+            f"EXPLAIN {insert_reject(name)} '', '', '', '', '', '{{}}'::json".encode()
+        )
+    except psycopg.Error as error:
+        if not is_permanent(error):
+            raise
+        user = quoted(connection.info.user)
+        raise Permanent(
+            f"sink {wanted.sink}: rows cannot be rejected to {name}: {words(error)}; it needs "
+            f"{create_rejects(name)}; GRANT INSERT ON {name} TO {user};"
+        ) from None
     return str(name)
 
 

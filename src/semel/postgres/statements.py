@@ -211,6 +211,11 @@ def create_rejects(rejects: TableName | str) -> str:
     )
 
 
+def insert_reject(rejects: TableName | str) -> str:
+    """Return the beginning of the statement that writes a rejected row."""
+    return f"INSERT INTO {rejects} (sink, target, cycle, reason, sqlstate, rejected) SELECT"
+
+
 def reject(
     promise: PreparedToken, sink: str, cycle: CycleId, table: str, why: str = "", state: str = ""
 ) -> str:
@@ -223,8 +228,8 @@ def reject(
     row = f"{as_json(REASON, ROW)}::json" if why else f"s.{ROW}::json"
     where = "" if why else f" WHERE s.{REASON} IS NOT NULL"
     return (
-        f"INSERT INTO {promise.rejects} (sink, target, cycle, reason, sqlstate, rejected) "
-        f"SELECT {facts}, {reason}, {literal(state)}, {row} FROM {table} AS s{where}"
+        f"{insert_reject(promise.rejects)} "
+        f"{facts}, {reason}, {literal(state)}, {row} FROM {table} AS s{where}"
     )
 
 

@@ -19,6 +19,7 @@ from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
+from semel.postgres.statements import create_rejects
 from tests.unit.postgres.postgres_place import (
     committed,
     create_role,
@@ -82,6 +83,36 @@ def test_what_can_never_be_written_is_diverted_with_its_reason(url, numbers):
     assert bad[1, "twice"][1] == "23505"
     assert rows_of(numbers, "SELECT diverted FROM semel.sink_proof") == [(5,)]
     assert left_behind(numbers) == []
+
+
+GRANT = ";GRANT INSERT ON bad TO payer"
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        ("SELECT", "permission denied for schema public"),
+        (create_rejects("bad"), "permission denied for table bad"),
+        (f"CREATE TABLE bad (sink text) {GRANT}", 'column "target" of relation "bad" does not'),
+        (
+            create_rejects("bad").replace(" json", " bigint") + GRANT,
+            'column "rejected" is of type bigint',
+        ),
+    ],
+)
+def test_a_reject_table_that_cannot_take_rows_is_refused_at_the_start(url, numbers, made, problem):
+    payer = create_role(url, "payer")
+    numbers.execute("CREATE SCHEMA semel AUTHORIZATION payer; GRANT INSERT ON numbers TO payer")
+    numbers.execute(made)
+    sink = PostgresSink(payer, "numbers", rejects="bad", name="numbers")
+
+    with pytest.raises(Permanent) as refusal:
+        sink.check(SCHEMA)
+
+    pool().close_all()
+    numbers.execute("DROP OWNED BY payer CASCADE; DROP ROLE payer")
+    assert f'numbers: rows cannot be rejected to "public"."bad": {problem}' in str(refusal.value)
+    assert 'GRANT INSERT ON "public"."bad" TO "payer"' in str(refusal.value)
 
 
 def test_a_batch_of_nothing_but_rejects_is_a_cycle_too(url, numbers):
