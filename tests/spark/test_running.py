@@ -381,19 +381,30 @@ def test_a_settings_that_hides_data_loss_is_refused(world: World, ledger: Memory
     assert isinstance(pipeline.failure, Misuse)
 
 
+@pytest.mark.parametrize("root", ["", "all"])
 def test_a_query_without_a_checkpoint_of_its_own_is_refused_at_its_first_start(
-    world: World, ledger: MemoryLedger
+    world: World, ledger: MemoryLedger, root: str
 ) -> None:
+    setting = "spark.sql.streaming.checkpointLocation"
     world.put(1)
     pipeline = ExactlyOnce("app", ledger, [MemorySink()])
-    query = world.stream().writeStream.foreachBatch(pipeline).trigger(availableNow=True).start()
+    writer = world.stream().writeStream.foreachBatch(pipeline).trigger(availableNow=True)
+    if root:
+        world.spark.conf.set(setting, f"{world.folder / root}/")
+    try:
+        query = writer.start()
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination(60)
 
-    with pytest.raises(StreamingQueryException):
-        query.awaitTermination(60)
+        assert isinstance(pipeline.failure, Misuse)
+        assert 'option("checkpointLocation"' in str(pipeline.failure)
+        assert ledger.scopes() == []
 
-    assert isinstance(pipeline.failure, Misuse)
-    assert 'option("checkpointLocation"' in str(pipeline.failure)
-    assert ledger.scopes() == []
+        if root:
+            assert writer.queryName("payments").start().awaitTermination(60)
+            assert len(ledger.generations(pipeline.scope)) == 1
+    finally:
+        world.spark.conf.unset(setting)
 
 
 @pytest.mark.parametrize("option", ["ignoreMissingFiles", "IGNORECORRUPTFILES"])

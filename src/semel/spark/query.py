@@ -16,8 +16,10 @@ from semel.errors import Misuse
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# The folder that Spark makes for a query without a checkpointLocation.
-_TEMPORARY: Final = re.compile(r"/temporary-[0-9a-f]{8}(?:-[0-9a-f]{4,12}){4}$")
+# The folders that Spark makes for a query without a checkpointLocation: with the setting of this
+# name, below it, and for a query without a name as new at every start.
+_TEMPORARY: Final = re.compile(r"/(temporary-)?[0-9a-f]{8}(?:-[0-9a-f]{4,12}){4}$")
+_ROOT: Final = "spark.sql.streaming.checkpointLocation"
 
 REAL_TIME_BYPASS = "spark.sql.streaming.realTimeMode.allowlistCheck"
 
@@ -77,10 +79,10 @@ def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
     key = session._jvm.java.util.UUID.fromString(query_id)
     execution = queries.get(key)
     own = str(execution.resolvedCheckpointRoot())
-    if _TEMPORARY.search(own):
+    if _is_new_at_every_start(own, session.conf.get(_ROOT, None), execution.name()):
         raise Misuse(
-            "the query has no checkpointLocation, so Spark deletes its checkpoint at the end and "
-            'the next start begins anew: give it .option("checkpointLocation", "…")'
+            "the query has no checkpointLocation of its own, so Spark makes a new one at every "
+            'start, which begins anew: give it .option("checkpointLocation", "…")'
         )
     root = checkpoint or own
     return RunningQuery(
@@ -90,6 +92,14 @@ def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
         _is_stateful(execution),
         _interval_seconds(execution),
     )
+
+
+def _is_new_at_every_start(checkpoint: str, root: str | None, name: str | None) -> bool:
+    found = _TEMPORARY.search(checkpoint)
+    if found is None or found[1]:
+        return found is not None
+    folder = checkpoint[: found.start()].rpartition("/")[2]
+    return name is None and root is not None and root.rstrip("/").rpartition("/")[2] == folder
 
 
 def has_speculation(df: DataFrame) -> bool:
