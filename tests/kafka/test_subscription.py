@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import time
 import uuid
 
@@ -14,8 +16,8 @@ from semel.kafka import subscription as module
 from semel.kafka.broker import KafkaBroker
 from semel.kafka.client import GroupProtocol, kafka
 from semel.message import Partition
-from semel.messaging.receive.broker import Outgoing
-from semel.testing.services import free_port
+from semel.messaging.receive.broker import MemberEnded, Outgoing
+from semel.testing.services import KafkaServer, free_port
 
 pytestmark = pytest.mark.kafka
 
@@ -120,6 +122,71 @@ def test_a_static_member_comes_back_without_a_rebalance_and_keeps_its_partitions
             await one.close()
 
     other = None
+    asyncio.run(scenario())
+
+
+def test_a_broker_without_the_group_protocol_consumer_gets_classic():
+    async def scenario(server):
+        server.create_topic("payments")
+        await publish(server, "payments", "a")
+        member = await KafkaBroker(server.bootstrap).subscribe("billing", ["payments"])
+
+        assert await take(member, 1) == ["a"]
+        await member.commit({Partition("payments", 0): 1})
+        await member.close()
+
+    settings = {"group.coordinator.rebalance.protocols": "classic"}
+    with KafkaServer(settings=settings).start() as server:
+        asyncio.run(scenario(server))
+
+
+HOLDER = """
+import asyncio, sys
+from semel.kafka.broker import KafkaBroker
+
+async def hold():
+    member = await KafkaBroker(sys.argv[1]).subscribe(sys.argv[2], [sys.argv[2]])
+    await member.fetch(1, 30)
+    print("holds", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(hold())
+"""
+
+
+def test_a_static_member_that_was_killed_ends_its_successor_until_its_session_is_over(
+    kafka_server, topic
+):
+    url = f"kafka://{kafka_server.bootstrap}?instance_id=billing-1"
+
+    async def handle():
+        """Run a service as a supervisor sees it: until a message came, or it ended by itself."""
+        member = await KafkaBroker(url).subscribe(topic, [topic])
+        try:
+            return await take(member, 1)
+        finally:
+            await member.close()
+
+    async def scenario():
+        await publish(kafka_server, topic, "a")
+        command = [sys.executable, "-c", HOLDER, url, topic]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+            assert await asyncio.to_thread(holder.stdout.readline) == b"holds\n"
+            holder.kill()
+
+        with pytest.raises(
+            MemberEnded, match=r"instance ID is still used.*start the process again"
+        ):
+            await handle()
+
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    assert await handle() == ["a"]
+                except MemberEnded:
+                    continue
+                break
+
     asyncio.run(scenario())
 
 

@@ -48,7 +48,8 @@ class KafkaBroker:
         """Name a cluster; nothing is connected yet.
 
         *start*: where a group begins that has committed nothing, ``beginning`` or ``end``.
-        *protocol*: ``consumer`` (Kafka 4.0 or newer; on an older broker, ``classic`` is used).
+        *protocol*: ``consumer`` (Kafka 4.0 or newer; on an older broker, ``classic`` is used,
+        though not by a static member).
 
         With *instance_id*, this process is a static member of its group: a restart within the
         session's time keeps its partitions without a rebalance.  The price: after a clean stop,

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, Retryable, SemelError, require
+from semel.messaging.receive.broker import MemberEnded
 
 log = logging.getLogger("semel.kafka")
 
@@ -172,7 +173,6 @@ FENCED: Final = frozenset(
         _CODES._FENCED,
     }
 )
-UNSUPPORTED: Final = frozenset({_CODES.UNSUPPORTED_VERSION, _CODES._UNSUPPORTED_FEATURE})
 REFUSED: Final = frozenset(
     {
         _CODES.TOPIC_AUTHORIZATION_FAILED,
@@ -207,6 +207,8 @@ def meaning(error: Any, what: str) -> SemelError:
         )
     if code in FENCED:
         return Fenced(text)
+    if code == _CODES._FATAL:
+        return MemberEnded(f"{text}; this client can do nothing more: start the process again")
     if code in REFUSED:
         return Permanent(text)
     return Retryable(text)

@@ -26,7 +26,6 @@ from semel.kafka.client import (
     CALL_SECONDS,
     FENCED,
     REFUSED,
-    UNSUPPORTED,
     GroupProtocol,
     Start,
     kafka,
@@ -35,7 +34,7 @@ from semel.kafka.client import (
 )
 from semel.message import Coordinates, Partition, Record, headers_from
 from semel.messaging.handle.cancel import rung
-from semel.messaging.receive.broker import Revoked
+from semel.messaging.receive.broker import MemberEnded, Revoked
 
 log = logging.getLogger("semel.kafka")
 
@@ -150,6 +149,7 @@ class KafkaSubscription:
         Raises:
             NeedsOperator: records that were not handled are gone from the broker.
             Permanent: the broker refuses this member.
+            MemberEnded: the client has failed permanently.
         """
         if not self._has_read:
             await self._first_answers()
@@ -364,10 +364,10 @@ class KafkaSubscription:
         error = message.error()
         if error.code() == kafka.KafkaError._PARTITION_EOF:
             return
-        if error.code() in UNSUPPORTED and self._protocol is GroupProtocol.CONSUMER:
+        if error.code() == kafka.KafkaError._FATAL and self._may_be_classic:
             log.warning(
-                "the broker does not know the group protocol 'consumer'; using 'classic'",
-                extra={"group": self._group},
+                "the broker refuses the group protocol 'consumer'; using 'classic'",
+                extra={"group": self._group, "why": error.str()},
             )
             self._client.close()
             self._protocol = GroupProtocol.CLASSIC
@@ -377,15 +377,22 @@ class KafkaSubscription:
         else:
             where = f"{message.topic()}/{message.partition()}" if message.topic() else self._group
             found = meaning(error, f"group {self._group}, {where}")
-            if isinstance(found, Retryable) and not error.fatal():
+            if isinstance(found, Retryable) and not isinstance(found, MemberEnded):
                 log.warning("broker error", extra={"group": self._group, "why": str(found)})
             else:
-                self._fail(found if not error.fatal() else NeedsOperator(str(found)))
+                self._fail(found)
+
+    @property
+    def _may_be_classic(self) -> bool:
+        """This member has got no partition yet, perhaps because the broker is too old.
+
+        Not with an instance id: it is refused as long as another member has the same one.
+        """
+        is_static = "group.instance.id" in self._settings
+        return self._protocol is GroupProtocol.CONSUMER and not (self._topic_ids or is_static)
 
     def _broker_error(self, error: Any) -> None:
-        if error.fatal():
-            self._fail(NeedsOperator(f"group {self._group}: {error.str()}"))
-        elif error.code() == kafka.KafkaError._ALL_BROKERS_DOWN:
+        if error.code() == kafka.KafkaError._ALL_BROKERS_DOWN:
             log.warning("no broker answers", extra={"group": self._group, "why": error.str()})
         elif error.code() in REFUSED:
             self._fail(meaning(error, f"group {self._group}"))

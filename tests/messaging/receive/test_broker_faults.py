@@ -15,6 +15,7 @@ from semel.memory.broker import BrokerFailure, Call, Failing, MemoryBroker
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.receive.broker import MemberEnded
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import Mode
@@ -58,6 +59,11 @@ async def handled(*failures: BrokerFailure, mode: Mode = Mode.TRANSACTIONAL) -> 
     assert broker.committed("billing") == {Partition("payments", n): 4 for n in range(2)}
     await broker.close()
     return sorted(effects(database, "paid"))
+
+
+def test_a_member_whose_client_has_failed_permanently_ends_its_runner():
+    with pytest.raises(MemberEnded):
+        asyncio.run(handled(BrokerFailure(Call.FETCH, error=MemberEnded("fatal"), times=None)))
 
 
 ALL = sorted(f"m{n}" for n in range(MESSAGES))

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from semel.errors import Retryable
 from semel.message import Partition, Record
 
 INBOX: Final = Partition("(inbox)", 0)
@@ -17,6 +18,10 @@ INBOX: Final = Partition("(inbox)", 0)
 
 Revoked = Callable[[Collection[Partition]], Awaitable[None]]
 """Called, and waited for, before partitions go to another member of the group."""
+
+
+class MemberEnded(Retryable):
+    """This member of the group can do nothing more; a new process can, now or a little later."""
 
 
 class Subscription(Protocol):
@@ -48,6 +53,7 @@ class Subscription(Protocol):
 
         Raises:
             Retryable: the broker does not answer.
+            MemberEnded: this member never gets another record.
         """
         ...
 

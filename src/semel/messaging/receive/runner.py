@@ -33,7 +33,7 @@ from semel.messaging.handle.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.handle.cancel import end, owned, rung
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import Nack, Outcome, RetryLater, settlement, tell, tell_received
-from semel.messaging.receive.broker import Subscription
+from semel.messaging.receive.broker import MemberEnded, Subscription
 from semel.messaging.receive.crash import TURNS, Membership, Writer, handle_record, noting_as
 from semel.messaging.receive.lanes import Lanes
 from semel.messaging.receive.offsets import Settling
@@ -174,6 +174,7 @@ class Runner:
         Raises:
             NeedsOperator: the broker no longer has what was not handled yet, and nothing is
                 skipped; or a pipeline runs the consumer.
+            MemberEnded: the client of the broker has failed permanently; a new process can go on.
         """
         try:
             await self._need_service()
@@ -337,6 +338,8 @@ class Runner:
                 "partitions lost", extra={"consumer": self.consumer.name, "why": str(error)}
             )
             self._begins_again = True
+        except MemberEnded:
+            raise
         except (Retryable, InDoubt) as error:
             log.warning("runner waits", extra={"consumer": self.consumer.name, "why": str(error)})
             await self._wait()
