@@ -262,6 +262,35 @@ def test_an_event_loop_that_does_not_answer_loses_its_partitions(kafka_server, t
     asyncio.run(scenario())
 
 
+def test_a_member_with_offsets_to_commit_stops_while_its_broker_is_away(
+    kafka_server, topic, monkeypatch
+):
+    monkeypatch.setattr(module, "CALL_SECONDS", 1.0)
+
+    async def scenario():
+        await publish(kafka_server, topic, "a")
+        member = await KafkaBroker(kafka_server.cut_bootstrap).subscribe(topic, [topic])
+        await take(member, 1)
+        kafka_server.proxy.refuse()
+        kafka_server.proxy.cut()
+        try:
+            async with asyncio.timeout(10):
+                with pytest.raises(Retryable, match="the broker does not answer"):
+                    await member.commit({Partition(topic, 0): 1})
+                await member.close()
+                await member.close()
+        finally:
+            kafka_server.proxy.accept()
+        # The commit is still on its way, and arrives.
+        broker = KafkaBroker(kafka_server.bootstrap)
+        await asyncio.to_thread(member._thread.join, 30)
+        successor = await broker.subscribe(topic, [topic])
+        assert await successor.committed(Partition(topic, 0)) == 1
+        await successor.close()
+
+    asyncio.run(scenario())
+
+
 def test_wrong_settings_and_places_are_named(kafka_server):
     async def scenario():
         with pytest.raises(Permanent, match="has no topic nowhere: create it first"):

@@ -99,7 +99,7 @@ PRODUCER: Final[Mapping[str, Any]] = {
     "delivery.report.only.error": True,
     "linger.ms": 5,
     "compression.type": "lz4",
-    # Longer than a broker needs to restart, shorter than a person waits.
+    # Longer than a broker needs to restart, shorter than a person waits, and than a relay does.
     "message.timeout.ms": 60_000,
 }
 

@@ -108,7 +108,7 @@ class KafkaSubscription:
         self._closed = threading.Event()
         self._client: Any = None
         self._paused_there: set[Partition] = set()
-        self._asked_loop = self._loop_answered = self._looked = time.monotonic()
+        self._asked_loop = self._loop_answered = self._looked = self._served = time.monotonic()
         self._has_read = False
         """Something came of each partition of the first assignment: a record, or its end."""
 
@@ -211,11 +211,14 @@ class KafkaSubscription:
         """Call the listeners, then leave the group.
 
         A static member (`instance_id`) keeps its partitions at the broker until its session
-        ends, so that its next start finds them.
+        ends, so that its next start finds them.  So does every member whose broker is away.
         """
         self._closing.set()
-        while self._thread.is_alive():
+        # A commit waits for as long as the broker is away, and cannot be interrupted.
+        while self._thread.is_alive() and time.monotonic() - self._served < CALL_SECONDS:
             await asyncio.sleep(BUSY_SECONDS)
+        if self._thread.is_alive():
+            log.warning("no broker answers; left without a goodbye", extra={"group": self._group})
 
     async def _first_answers(self) -> None:
         """Wait for the first records; a member too many gets none, and waits only once."""
@@ -243,13 +246,21 @@ class KafkaSubscription:
         return found
 
     async def _call(self, function: Callable[[], Answer]) -> Answer:
-        """Let the thread call *function* with the client."""
+        """Let the thread call *function* with the client.
+
+        Raises:
+            Retryable: there was no answer in time; the thread may still make the call.
+        """
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._calls.put((function, future))
         if self._closed.is_set():
             # It came after the thread's last look.
             self._serve(0.0)
-        return await future
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await future
+        except TimeoutError as error:
+            raise Retryable(f"group {self._group}: the broker does not answer") from error
 
     # On the thread.
 
@@ -292,6 +303,7 @@ class KafkaSubscription:
     def _serve(self, wait_seconds: float) -> None:
         """Carry out the calls that wait; wait for the first one."""
         while True:
+            self._served = time.monotonic()
             try:
                 function, future = self._calls.get(
                     timeout=wait_seconds or None, block=wait_seconds > 0
