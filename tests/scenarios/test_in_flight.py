@@ -33,7 +33,7 @@ class Scene:
 
         @consumer(GROUP, id_from=FromPayload("id"))
         async def handle(message: Message) -> None:
-            if message.id == "s":
+            if message.id in ("s", "s2"):
                 await self.may_end.wait()
             self.handled.append(message.id)
 
@@ -80,6 +80,38 @@ def test_no_more_is_fetched_than_may_be_in_flight():
 
         assert committed == 0
         assert len(scene.handled) == 200
+
+    asyncio.run(scenario())
+
+
+def test_slow_messages_stop_their_own_partitions_and_no_other():
+    async def scenario() -> None:
+        scene = Scene(100, mode=Mode.LEASED, concurrency=4, max_records=10, max_in_flight=50)
+        scene.broker.create_topic("refunds", 3)
+        for number in range(400):
+            # Partition 0 has a slow message first, too; the others have none.
+            name = "s2" if number == 0 else f"r{number}"
+            value, key = f'{{"id": "{name}"}}'.encode(), name.encode()
+            scene.broker.put("refunds", value, key=key, partition=number // 150)
+        subscription = await scene.broker.subscribe(GROUP, [TOPIC, "refunds"])
+        runner = Runner(scene.consumer, subscription, scene.database, scene._settings)
+        running = asyncio.create_task(runner.run())
+        free = {f"r{number}" for number in range(150, 400)}
+
+        async with asyncio.timeout(30):
+            while not free <= set(scene.handled):
+                await asyncio.sleep(0.01)
+
+        # Each of the two has less than 50 in flight.
+        assert len(scene.handled) - len(free) < 2 * 50
+        assert not {"s", "s2"} & set(scene.handled)
+        scene.may_end.set()
+        async with asyncio.timeout(30):
+            while scene.broker.lag(GROUP, TOPIC) or scene.broker.lag(GROUP, "refunds"):
+                await asyncio.sleep(0.01)
+        runner.stop()
+        await running
+        assert len(scene.handled) == len(set(scene.handled)) == 500
 
     asyncio.run(scenario())
 

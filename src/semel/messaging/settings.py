@@ -294,7 +294,7 @@ class RunnerSettings:
     """Records per fetch, and per batch."""
 
     max_in_flight: int = 1_000
-    """Records beyond the committed offsets; at this number, fetching waits for the oldest.
+    """Records beyond the committed offsets; at this number, the partition with most is paused.
 
     After a crash, this number per partition is handled one by one.
     """

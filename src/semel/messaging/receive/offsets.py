@@ -200,10 +200,34 @@ class Settling:
         self._back: dict[Partition, tuple[int, float]] = {}
         """Partitions with a message that comes back: its offset, and the seconds until then."""
 
+        self._full: dict[Partition, int] = {}
+        """Partitions that are paused, with the number of their records in flight then."""
+
+    def room(self, most: int) -> int:
+        """Return how many more records may be fetched; fewer than *most* are in flight then.
+
+        In flight are the delivered records beyond the offset that may be committed.  A slow
+        message holds that of its own partition: the fullest ones are paused, and do not count,
+        until half of their records are settled.
+        """
+        for partition, in_flight in list(self._full.items()):
+            if self._places[partition].watermark.in_flight <= in_flight // 2:
+                del self._full[partition]
+                if partition not in self._back and partition not in self._resume_at:
+                    self._subscription.resume(partition)
+        flying = {p: place.watermark.in_flight for p, place in self._places.items()}
+        for partition in self._full:
+            del flying[partition]
+        while (room := most - sum(flying.values())) <= 0:
+            fullest = max(flying, key=lambda partition: flying[partition])
+            self._full[fullest] = flying.pop(fullest)
+            self._subscription.pause(fullest)
+        return room
+
     @property
-    def in_flight(self) -> int:
-        """How many delivered records lie beyond the offsets that may be committed."""
-        return sum(place.watermark.in_flight for place in self._places.values())
+    def is_full(self) -> bool:
+        """A partition is paused because of its records in flight."""
+        return bool(self._full)
 
     @property
     def is_behind(self) -> bool:
@@ -244,6 +268,7 @@ class Settling:
             self._places.pop(partition, None)
             self._resume_at.pop(partition, None)
             self._back.pop(partition, None)
+            self._full.pop(partition, None)
 
     def keep_only(self, partitions: Collection[Partition]) -> None:
         """Forget all partitions but these: the others were revoked without a notice."""
@@ -351,6 +376,7 @@ class Settling:
         before would otherwise count as delivered after this, and the rest be passed over.
         """
         offset, seconds = self._back.pop(partition)
+        self._full.pop(partition, None)
         place = self._places.get(partition)
         if place is None or partition not in self._subscription.assignment:
             return

@@ -5,8 +5,8 @@
                      claim + handle + commit ─▶ settle        *concurrency* workers
 
 Fetching goes on behind a slow message, up to a number of records in flight: it holds its own
-lane, and the committed offset of its partition.  A separate task measures the lag, so that a
-handler that hangs does not hide it.
+lane, and the committed offset of its partition, which alone is paused at that number.  A separate
+task measures the lag, so that a handler that hangs does not hide it.
 """
 
 from __future__ import annotations
@@ -305,15 +305,11 @@ class Runner:
             wait = self.settings.wait_seconds
             wait = wait if due_in is None else min(wait, max(due_in, 0.0))
             await self._from_time_to_time()
-            room = self._most_in_flight - self._settling.in_flight
-            if room <= 0 and self._lanes.is_busy:
-                await self._until_work_ends(self.settings.wait_seconds)
-                return True
+            room = self._settling.room(self._most_in_flight)
             if self._lanes.is_busy:
-                wait = min(wait, BUSY_SECONDS)
-            records = await self.subscription.fetch(
-                min(self.settings.max_records, max(room, 1)), wait
-            )
+                # Not behind a full partition: then the end of its work is waited for.
+                wait = 0.0 if self._settling.is_full else min(wait, BUSY_SECONDS)
+            records = await self.subscription.fetch(min(self.settings.max_records, room), wait)
             # From here on a revocation waits until the records are in lanes.
             self._is_fed.clear()
             assignment = self.subscription.assignment
