@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import subprocess
 import sys
@@ -215,6 +216,44 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_group(kafka_server, t
     asyncio.run(scenario())
 
 
+def test_a_group_whose_offsets_another_client_has_committed_goes_on_there(kafka_server, topic):
+    async def scenario():
+        await publish(kafka_server, topic, "a", "b")
+        client = kafka.Consumer({"bootstrap.servers": kafka_server.bootstrap, "group.id": topic})
+        place = kafka.TopicPartition(topic, 0, 1, metadata="billing-7f9c host=10.0.0.3")
+        client.commit(offsets=[place], asynchronous=False)
+        client.close()
+        member = await KafkaBroker(kafka_server.bootstrap).subscribe(topic, [topic])
+
+        assert await take(member, 1) == ["b"]
+        await member.close()
+
+    asyncio.run(scenario())
+
+
+def test_large_records_are_held_by_their_bytes(kafka_server, topic, monkeypatch):
+    monkeypatch.setattr(module, "BUFFERED_BYTES", 2 * 1024**2)
+
+    async def scenario():
+        # Of random bytes: what compresses well arrives in one piece.
+        values = [random.Random(number).randbytes(100_000).hex() for number in range(100)]
+        await publish(kafka_server, topic, *values)
+        small = {"queued.max.messages.kbytes": 2 * 1024}
+        member = await KafkaBroker(kafka_server.bootstrap, config=small).subscribe(topic, [topic])
+        first, held = await take(member, 1), 0
+        async with asyncio.timeout(30):
+            while not member._paused_there or held != member._buffer[Partition(topic, 0)].size:
+                held = member._buffer[Partition(topic, 0)].size
+                await asyncio.sleep(0.2)
+
+        assert held < 8 * 1024**2, "20 MB are there"
+        assert first + await take(member, 99) == values
+        assert not member._buffer
+        await member.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("protocol", GroupProtocol)
 def test_a_topic_that_is_made_again_under_a_running_member_stops_it(
     kafka_server, topic, protocol, monkeypatch
@@ -299,6 +338,8 @@ def test_wrong_settings_and_places_are_named(kafka_server):
     asyncio.run(scenario())
     with pytest.raises(Misuse, match=r"enable.auto.commit.*never by a timer"):
         KafkaBroker("x:1", config={"enable.auto.commit": True})
+    with pytest.raises(Misuse, match=r"isolation.level.*must not be handled"):
+        KafkaBroker("kafka://x:1?isolation.level=read_uncommitted")
     for url, start in (("x:1", "latest"), ("kafka://x:1?start=latest", "end")):
         with pytest.raises(Misuse, match="start must be one of beginning, end, got 'latest'"):
             KafkaBroker(url, start=start)

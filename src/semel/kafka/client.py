@@ -59,6 +59,8 @@ OURS: Final[Mapping[str, str]] = {
     "enable.auto.commit": "offsets are committed after the database, never by a timer",
     "enable.auto.offset.store": "offsets are committed explicitly",
     "auto.offset.reset": "use start=Start.BEGINNING or Start.END",
+    "isolation.level": "records of open and aborted transactions must not be handled",
+    "enable.partition.eof": "it says that a partition has no more records",
     "group.id": "it is the argument of subscribe",
     "group.instance.id": "use instance_id",
     "group.protocol": "use protocol",
@@ -91,6 +93,7 @@ CONSUMER: Final[Mapping[str, Any]] = {
     "enable.partition.eof": True,
     # What is prefetched is dropped when a partition is paused: a little is enough.
     "queued.min.messages": 10_000,
+    "queued.max.messages.kbytes": 16_384,
 }
 PRODUCER: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar
 
 from semel.errors import Fenced, NeedsOperator, Retryable, SemelError
@@ -42,6 +43,9 @@ Answer = TypeVar("Answer")
 
 BUFFERED: Final = 2_000
 """How many records of a partition are held; above it, the partition is paused."""
+
+BUFFERED_BYTES: Final = 16 * 1024**2
+"""The same for the bytes of their keys and values."""
 
 # While records wait in the buffer, calls are expected: then the thread waits for calls, and
 # otherwise for records.  Each bounds how long the other kind waits.
@@ -71,6 +75,33 @@ TOPIC_ID: Final = "topic-id:"
 """The prefix of the metadata of a commit, which names the topic's id."""
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Records of one partition that were not fetched yet."""
+
+    records: deque[Record] = field(default_factory=deque)
+    size: int = 0
+    """The bytes of their keys and values."""
+
+    @property
+    def fill(self) -> float:
+        """From 1 on, the partition is paused."""
+        return max(len(self.records) / BUFFERED, self.size / BUFFERED_BYTES)
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+        self.size += _size(record)
+
+    def popleft(self) -> Record:
+        record = self.records.popleft()
+        self.size -= _size(record)
+        return record
+
+
+def _size(record: Record) -> int:
+    return len(record.key or b"") + len(record.value or b"")
+
+
 class KafkaSubscription:
     """A member of *group*; `KafkaBroker.subscribe` makes it."""
 
@@ -98,7 +129,7 @@ class KafkaSubscription:
         self._arrived = asyncio.Event()
         self._lock = threading.Lock()
         # Guarded by the lock: the loop and the thread both change them.
-        self._buffer: dict[Partition, deque[Record]] = {}
+        self._buffer: dict[Partition, _Waiting] = {}
         self._seeks: dict[Partition, int] = {}
         self._paused: set[Partition] = set()
         self._leaving: frozenset[Partition] = frozenset()
@@ -236,11 +267,11 @@ class KafkaSubscription:
             hidden = self._paused | self._leaving | self._seeks.keys()
             for partition in [p for p in self._buffer if p not in hidden]:
                 # To the end, so that the next fetch begins with another partition.
-                records = self._buffer.pop(partition)
-                while records and len(found) < max_records:
-                    found.append(records.popleft())
-                if records:
-                    self._buffer[partition] = records
+                waiting = self._buffer.pop(partition)
+                while waiting.records and len(found) < max_records:
+                    found.append(waiting.popleft())
+                if waiting.records:
+                    self._buffer[partition] = waiting
                 if len(found) == max_records:
                     break
         return found
@@ -370,7 +401,7 @@ class KafkaSubscription:
                 record = record_of(message)
                 with self._lock:
                     if record.at.place in self._assigned:
-                        self._buffer.setdefault(record.at.place, deque()).append(record)
+                        self._buffer.setdefault(record.at.place, _Waiting()).append(record)
 
     def _message_error(self, message: Any) -> None:
         error = message.error()
@@ -428,12 +459,10 @@ class KafkaSubscription:
                 if self._seeks.get(partition) == offset:
                     del self._seeks[partition]
         with self._lock:
-            sizes = {p: len(self._buffer.get(p, ())) for p in self._assigned}
             wanted = {
                 p
-                for p, size in sizes.items()
-                if p in self._paused
-                or size >= (BUFFERED // 2 if p in self._paused_there else BUFFERED)
+                for p, waiting in self._buffer.items()
+                if waiting.fill >= (0.5 if p in self._paused_there else 1.0)
             } - self._leaving
         for change, partitions in (
             (self._client.pause, wanted - self._paused_there),
@@ -516,7 +545,9 @@ class KafkaSubscription:
         found = self._ask_topic_ids({place.topic for place in places})
         for place in places:
             now = found.get(place.topic, "")
-            noted = (place.metadata or "").removeprefix(TOPIC_ID)
+            kept = place.metadata or ""
+            # Without the prefix, another client has committed, and says something else with it.
+            noted = kept.removeprefix(TOPIC_ID) if kept.startswith(TOPIC_ID) else ""
             seen = self._topic_ids.setdefault(place.topic, noted or now)
             known = next((one for one in (noted, seen) if one and one != now), now)
             if now and now != known:
