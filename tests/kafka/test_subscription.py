@@ -254,6 +254,52 @@ def test_large_records_are_held_by_their_bytes(kafka_server, topic, monkeypatch)
     asyncio.run(scenario())
 
 
+def test_marks_of_transactions_are_no_lag(kafka_server, topic):
+    settings = {"bootstrap.servers": kafka_server.bootstrap, "transactional.id": topic}
+    producer = kafka.Producer(settings)
+    producer.list_topics(timeout=30)
+    producer.init_transactions(30)
+
+    def transaction(*values):
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value)
+        producer.commit_transaction(30)
+
+    async def lag(member):
+        place = Partition(topic, 0)
+        return await member.end(place) - await member.committed(place)
+
+    async def scenario():
+        async def reaches(wanted):
+            async with asyncio.timeout(30):
+                while await lag(member) != wanted:
+                    await member.fetch(0, 0.05)
+
+        broker = KafkaBroker(kafka_server.bootstrap)
+        transaction("a", "b")  # offsets 0 and 1; its mark is at 2
+        member = await broker.subscribe(topic, [topic])
+        assert await take(member, 2) == ["a", "b"]
+        await reaches(2)
+        await member.commit({Partition(topic, 0): 2})
+        assert await lag(member) == 0
+        await member.close()
+
+        # A new member begins where nothing is left but the mark.
+        member = await broker.subscribe(topic, [topic])
+        await reaches(0)
+        transaction("c")
+        assert await lag(member) > 0
+        member.seek(Partition(topic, 0), 0)
+        assert await take(member, 3) == ["a", "b", "c"]
+        await reaches(2)
+        await member.commit({Partition(topic, 0): 4})
+        assert await lag(member) == 0
+        await member.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("protocol", GroupProtocol)
 def test_a_topic_that_is_made_again_under_a_running_member_stops_it(
     kafka_server, topic, protocol, monkeypatch

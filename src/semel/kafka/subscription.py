@@ -144,6 +144,12 @@ class KafkaSubscription:
         """Something came of each partition of the first assignment: a record, or its end."""
 
         self._unread: set[Partition] = set()
+        self._reached: dict[Partition, int] = {}
+        """The offset behind the last record that came, or where the client began to read."""
+
+        self._ends: dict[Partition, tuple[int, int]] = {}
+        """The end that the client came to, and what it had reached there."""
+
         self._begun: dict[Partition, int] = {}
         """Where partitions without a committed offset began."""
 
@@ -215,9 +221,10 @@ class KafkaSubscription:
     async def end(self, partition: Partition) -> int:
         """Return the end of what can be read: the offset of the next record.
 
-        Records of an open transaction cannot be read yet.
+        Records of an open transaction cannot be read yet.  Where only marks of transactions are
+        left to read, this is the offset behind the last record.
         """
-        return await self._call(lambda: self._watermarks(partition)[1])
+        return await self._call(lambda: self._end(partition))
 
     def seek(self, partition: Partition, offset: int) -> None:
         """Fetch from *offset* on, the next time."""
@@ -401,13 +408,16 @@ class KafkaSubscription:
                 record = record_of(message)
                 with self._lock:
                     if record.at.place in self._assigned:
+                        self._reached[record.at.place] = record.at.offset + 1
                         self._buffer.setdefault(record.at.place, _Waiting()).append(record)
 
     def _message_error(self, message: Any) -> None:
         error = message.error()
         if error.code() == kafka.KafkaError._PARTITION_EOF:
-            return
-        if error.code() == kafka.KafkaError._FATAL and self._may_be_classic:
+            at = Partition(message.topic(), message.partition())
+            if at in self._reached:
+                self._ends[at] = (message.offset(), self._reached[at])
+        elif error.code() == kafka.KafkaError._FATAL and self._may_be_classic:
             log.warning(
                 "the broker refuses the group protocol 'consumer'; using 'classic'",
                 extra={"group": self._group, "why": error.str()},
@@ -456,6 +466,8 @@ class KafkaSubscription:
             with self._lock:
                 # What was consumed before the seek is from the old position.
                 self._buffer.pop(partition, None)
+                self._reached[partition] = offset
+                self._ends.pop(partition, None)
                 if self._seeks.get(partition) == offset:
                     del self._seeks[partition]
         with self._lock:
@@ -506,6 +518,11 @@ class KafkaSubscription:
         low, high = self._client.get_watermark_offsets(place, timeout=CALL_SECONDS)
         return low, high
 
+    def _end(self, partition: Partition) -> int:
+        end = self._watermarks(partition)[1]
+        at, reached = self._ends.get(partition, (-1, end))
+        return reached if at == end else end
+
     # Rebalances: the client calls these inside a poll.
 
     def _on_assign(self, client: Any, places: list[Any]) -> None:
@@ -516,6 +533,7 @@ class KafkaSubscription:
         client.incremental_assign(positions)
         self._paused_there -= partitions
         self._unread |= partitions
+        self._reached |= {_place(at): at.offset for at in positions}
         self._assigned |= partitions
         self._ring()
 
@@ -607,6 +625,8 @@ class KafkaSubscription:
             for partition in partitions:
                 self._buffer.pop(partition, None)
                 self._seeks.pop(partition, None)
+                self._reached.pop(partition, None)
+                self._ends.pop(partition, None)
                 self._begun.pop(partition, None)
 
     def _ring(self) -> None:
