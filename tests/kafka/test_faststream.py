@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("faststream")
 
+from confluent_kafka.admin import NewPartitions
 from faststream import Depends, FastStream, confluent
 from faststream import kafka as theirs
 from pydantic import BaseModel
@@ -302,6 +303,38 @@ def test_a_group_that_begins_at_the_end_misses_nothing_after_its_first_start(
         await second.start()
         await until(world.is_at_the_end)
         await second.stop()
+        return await world.rows()
+
+    assert asyncio.run(story()) == ["p002"]
+
+
+def test_a_group_that_starts_at_the_end_misses_nothing_of_a_partition_that_is_added(
+    kafka_server, tmp_path
+):
+    world = World(kafka_server, tmp_path, partitions=1)
+
+    def declare(semel):
+        @semel.subscriber(
+            world.topic, consumer="billing", group_id=world.group, auto_offset_reset="latest"
+        )
+        async def on_paid(event: Paid, session: AsyncSession) -> None:
+            await session.execute(INSERT, event.model_dump())
+
+    async def story():
+        await world.prepare()
+        await world.publish(encoded(1))
+        service = world.service(declare, metadata_max_age_ms=500)
+        await service.start()
+        await until(world.is_at_the_end)
+        admin = world.ours._admin()
+        admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(30)
+        producer = kafka.Producer({"bootstrap.servers": kafka_server.bootstrap})
+        _, value = encoded(2)
+        producer.produce(world.topic, value, partition=1)
+        assert not producer.flush(30)
+        world.partitions = 2
+        await until(world.is_at_the_end)
+        await service.stop()
         return await world.rows()
 
     assert asyncio.run(story()) == ["p002"]

@@ -11,6 +11,7 @@ import time
 import uuid
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 
 from semel.errors import Misuse, NeedsOperator, Permanent, Retryable
 from semel.kafka import subscription as module
@@ -68,6 +69,50 @@ def test_a_group_that_starts_at_the_end_reads_what_comes_after_its_first_assignm
 
         assert await take(member, 1) == ["while it was away"]
         await member.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", GroupProtocol)
+def test_a_group_that_starts_at_the_end_misses_nothing_of_a_partition_that_is_added(
+    kafka_server, topic, protocol
+):
+    async def scenario():
+        config = {"topic.metadata.refresh.interval.ms": 500}
+        broker = KafkaBroker(kafka_server.bootstrap, start="end", protocol=protocol, config=config)
+        await publish(kafka_server, topic, "before")
+        member = await broker.subscribe(topic, [topic])
+        await assigned(member)
+        admin = broker._admin()
+        admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
+        producer = kafka.Producer({"bootstrap.servers": kafka_server.bootstrap})
+        producer.produce(topic, "a", partition=1)
+        assert not producer.flush(30)
+
+        assert await take(member, 1) == ["a"]
+        await member.close()
+
+    asyncio.run(scenario())
+
+
+def test_members_that_begin_a_group_together_all_start_at_the_end(kafka_server):
+    topic = "begun-together"
+    kafka_server.create_topic(topic, 4)
+
+    async def scenario():
+        producer = kafka.Producer({"bootstrap.servers": kafka_server.bootstrap})
+        for number in range(4):
+            producer.produce(topic, "before", partition=number)
+        assert not producer.flush(30)
+        broker = KafkaBroker(kafka_server.bootstrap, start="end")
+        members = [await broker.subscribe(topic, [topic]) for _ in range(3)]
+        async with asyncio.timeout(30):
+            while not all(member.assignment for member in members):
+                for member in members:
+                    assert not await member.fetch(10, 0.05)
+        assert not any([await member.fetch(10, 0.2) for member in members])
+        for member in members:
+            await member.close()
 
     asyncio.run(scenario())
 

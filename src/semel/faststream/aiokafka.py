@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka import errors as kafka
+from aiokafka.structs import OffsetAndMetadata
 from faststream.kafka.broker.registrator import KafkaRegistrator
 from faststream.kafka.subscriber.usecase import DefaultSubscriber
 
@@ -69,7 +70,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
         self._listeners: list[Revoked] = []
         self._owned: frozenset[Partition] = frozenset()
         self._not_begun: set[Partition] = set()
-        self._edges: dict[Partition, int] = {}
+        self._firsts: dict[Partition, int] = {}
         self._may_fetch = asyncio.Event()
         self._closed = False
         self._error: SemelError | None = None
@@ -122,26 +123,38 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
         return [record_of(record) for records in found.values() for record in records]
 
     async def _begin(self, client: AIOKafkaConsumer) -> None:
-        """Set the position of new partitions that have no committed offset.
+        """Set the position of new partitions, which may have no committed offset.
 
         Not in aiokafka's callback: it swallows errors, and sends no heartbeats meanwhile.
         """
         for partition in sorted(self._not_begun):
-            if await client.committed(_place(partition)) is None:
-                offset = await self._edge(client, partition)
-                client.seek(_place(partition), offset)
-                if self._start == "latest":
-                    # Without it, a restart before the first commit would skip records.
-                    await self.commit({partition: offset})
+            if self._start == "latest":
+                await self._commit_ends(client, partition.topic)
+            client.seek(_place(partition), await self.committed(partition))
             self._not_begun.discard(partition)
 
-    async def _edge(self, client: AIOKafkaConsumer, partition: Partition) -> int:
+    async def _commit_ends(self, client: AIOKafkaConsumer, topic: str) -> None:
+        """Commit the ends of a topic of which the group has committed nothing.
+
+        Those of all partitions, also of other members' ones: a partition without a commit is then
+        one that was added to the topic, or whose offset has expired, and nothing of it is skipped.
+        """
+        places = [TopicPartition(topic, n) for n in client.partitions_for_topic(topic) or ()]
+        for place in places:
+            if await client.committed(place) is not None:
+                return
+        ends = await client.end_offsets(places)
+        offsets = {place: OffsetAndMetadata(end, "") for place, end in ends.items()}
+        # `commit` takes no partition of another member.
+        await client._coordinator.commit_offsets(None, offsets)
+
+    async def _first(self, client: AIOKafkaConsumer, partition: Partition) -> int:
         """Return where a partition without a committed offset begins."""
         # Asked once: the answer waits behind a fetch that waits for records.
-        if partition not in self._edges:
-            ask = client.end_offsets if self._start == "latest" else client.beginning_offsets
-            self._edges[partition] = (await ask([_place(partition)]))[_place(partition)]
-        return self._edges[partition]
+        if partition not in self._firsts:
+            found = await client.beginning_offsets([_place(partition)])
+            self._firsts[partition] = found[_place(partition)]
+        return self._firsts[partition]
 
     async def _records_are_gone(self, client: AIOKafkaConsumer, error: Any) -> None:
         ((place, offset),) = error.args[0].items()
@@ -167,7 +180,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
         """Return the committed offset; without one, where the partition begins."""
         client = self._client()
         found: int | None = await self._ask(client.committed(_place(partition)))
-        return await self._ask(self._edge(client, partition)) if found is None else found
+        return await self._ask(self._first(client, partition)) if found is None else found
 
     async def end(self, partition: Partition) -> int:
         """Return the end of what can be read: the offset of the next record."""
@@ -223,7 +236,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
                 log.exception("a revocation listener failed", extra={"group": self._group})
         self._owned = frozenset()
         self._not_begun.clear()
-        self._edges.clear()
+        self._firsts.clear()
 
     # The consumer's answers.
 

@@ -123,7 +123,7 @@ class OnRunner(Delivering):
     """A subscriber on Kafka, for which a runner fetches, handles and commits."""
 
     begins: str
-    """Where a partition without a committed offset begins."""
+    """Where a topic without committed offsets begins."""
 
     read: Callable[[Any], Record]
     """Make a record of the client's message."""

@@ -25,7 +25,10 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 class Start(StrEnum):
-    """Where a group begins to read a partition for which it has committed nothing."""
+    """Where a group begins to read a topic for which it has committed nothing.
+
+    A partition that is added later always begins at its first record.
+    """
 
     BEGINNING = "beginning"
     """At the first record there is: nothing is missed."""

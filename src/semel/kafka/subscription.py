@@ -508,8 +508,7 @@ class KafkaSubscription:
         for place in new:
             # Asked once: the answer waits behind a fetch that waits for records.
             if (at := _place(place)) not in self._begun:
-                low, high = self._watermarks(at)
-                self._begun[at] = low if self._start is Start.BEGINNING else high
+                self._begun[at] = self._watermarks(at)[0]
             place.offset = self._begun[at]
         return places, new
 
@@ -547,8 +546,8 @@ class KafkaSubscription:
                 places, new = self._committed(partitions)
                 self._check_topics(places)
                 if self._start is Start.END and new:
-                    # Otherwise a crash before the first commit would pass over what comes now.
-                    self._commit_places({_place(at): at.offset for at in new})
+                    self._commit_ends({at.topic for at in new})
+                    places, _ = self._committed(partitions)
             except (kafka.KafkaException, Retryable) as error:
                 log.warning(
                     "offsets are not known yet", extra={"group": self._group, "why": str(error)}
@@ -557,6 +556,19 @@ class KafkaSubscription:
             else:
                 return places
         return []
+
+    def _commit_ends(self, topics: Iterable[str]) -> None:
+        """Commit the ends of topics of which the group has committed nothing.
+
+        Those of all partitions, also of other members' ones: a partition without a commit is then
+        one that was added to the topic, or whose offset has expired, and nothing of it is skipped.
+        """
+        for topic in topics:
+            known = self._client.list_topics(topic, timeout=CALL_SECONDS).topics[topic].partitions
+            whole = [Partition(topic, number) for number in known]
+            places = self._client.committed(_places(whole), timeout=CALL_SECONDS)
+            if all(place.offset < 0 for place in _checked(places)):
+                self._commit_places({at: self._watermarks(at)[1] for at in whole})
 
     def _check_topics(self, places: list[Any]) -> None:
         """Compare the topics' ids with those of the commits, and with those seen before."""
