@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import uuid
@@ -18,11 +19,12 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    NewTopic,
     ResourcePatternType,
     ResourceType,
 )
 
-from semel.errors import Misuse, Permanent
+from semel.errors import Misuse, Permanent, Retryable
 from semel.kafka.sink import KafkaSink
 from semel.pipeline.sink import Found, SinkFatal, SinkOK
 from semel.pipeline.txn import CycleId, Scope
@@ -214,8 +216,20 @@ def murmur2(data):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"value": "x" * 1_100_000}, "too large for topic"),
-        ({"value": "x", "partition": 7}, "has no partition 7"),
+        (
+            {"key": "k7", "value": "x" * 1_100_000},
+            "a record of 1100130 bytes, because of column value of the record with key 'k7': "
+            "max.message.bytes is 1048588",
+        ),
+        (
+            {"key": "k" * 1_100_000, "value": "x"},
+            f"because of column key of the record with key '{'k' * 60}': max.message.bytes",
+        ),
+        ({"value": "x" * 1_100_000}, "because of column value of a record without a key"),
+        (
+            {"key": "k7", "value": "x", "partition": 7},
+            "has no partition 7, which column partition of the record with key 'k7' names",
+        ),
         ({"value": "x", "topic": "no-such-topic"}, "topic no-such-topic does not exist"),
     ],
 )
@@ -223,11 +237,106 @@ def test_what_kafka_would_refuse_is_found_in_prepare(kafka_server, topic, tmp_pa
     sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
     sink.fence(Scope("ledger", "app", "main"), 1)
     txn = txn_of()
+    harmless = {"key": "k1", "value": "y"}
 
-    outcome = sink.prepare(txn, [staged(sink, txn, row)])
+    receipts = [staged(sink, txn, row, harmless), staged(sink, txn, harmless)]
+    outcome = sink.prepare(txn, receipts)
 
     assert isinstance(outcome, SinkFatal)
     assert words in outcome.reason
+    sink.close()
+
+
+def topic_with(server, **settings):
+    name = f"sink-{uuid.uuid4().hex[:8]}"
+    config = {key.replace("_", "."): value for key, value in settings.items()}
+    admin = AdminClient({"bootstrap.servers": server.bootstrap})
+    admin.create_topics([NewTopic(name, 1, 1, config=config)])[name].result(30)
+    return name
+
+
+def test_a_record_between_the_limits_of_client_and_topic_is_sent(kafka_server, topic, tmp_path):
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
+    sink.fence(SCOPE, 1)
+
+    # The client's own limit is 1000000 bytes, that of a topic 1048588.
+    sent(sink, {"value": os.urandom(1_048_588 - 128)})
+
+    assert len(read(kafka_server, topic)) == 1
+    sink.close()
+
+
+def test_a_topic_of_large_records_takes_them_as_far_as_the_client_may_send_them(
+    kafka_server, tmp_path
+):
+    topic = topic_with(kafka_server, max_message_bytes="30000000")
+
+    def made(**config):
+        sink = KafkaSink(
+            kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic, config=config
+        )
+        sink.fence(SCOPE, 1)
+        return sink
+
+    row = {"key": "big", "value": os.urandom(20_000_000)}
+    limited = made(**{"message.max.bytes": "15000000"})
+    txn = txn_of()
+
+    outcome = limited.prepare(txn, [staged(limited, txn, row)])
+    sink = made()
+    sent(sink, row)
+
+    assert "the client's message.max.bytes is 15000000" in outcome.reason
+    assert [len(record.value()) for record in read(kafka_server, topic)] == [20_000_000]
+    limited.close()
+    sink.close()
+
+
+def test_many_records_reach_a_topic_that_takes_few_at_once(kafka_server, topic, tmp_path):
+    small = topic_with(kafka_server, max_message_bytes="20000")
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic, slots=1)
+    sink.fence(SCOPE, 1)
+    rows = [{"topic": topic, "value": os.urandom(5_000)} for _ in range(100)]
+
+    sent(sink, *rows)
+    sent(sink, *rows, *({**row, "topic": small} for row in rows), batch=1)
+
+    assert (len(read(kafka_server, topic)), len(read(kafka_server, small))) == (200, 100)
+    sink.close()
+
+
+@pytest.mark.parametrize("partition", [-1, -5])
+def test_a_partition_below_0_is_refused_by_the_task(kafka_server, topic, tmp_path, partition):
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
+    sink.fence(SCOPE, 1)
+    rows = [
+        {"key": "a", "value": "x", "partition": None},
+        {"key": "b", "value": "x", "partition": partition},
+    ]
+
+    with pytest.raises(Permanent, match=f"the record with key 'b' has {partition} in column part"):
+        staged(sink, txn_of(), *rows)
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_compacted_topic_takes_no_record_without_a_key(kafka_server, tmp_path, policy):
+    topic = topic_with(kafka_server, cleanup_policy=policy)
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
+    sink.fence(SCOPE, 1)
+    txn = txn_of()
+    keyed, bare = {"key": "", "value": "x"}, {"key": None, "value": "x"}
+
+    receipts = [staged(sink, txn, keyed, bare, schema=SCHEMA) for _ in range(2)]
+    outcome = sink.prepare(txn, receipts)
+    with pytest.raises(Permanent, match="is compacted and takes no record without a key"):
+        sink.check(pa.schema([("value", pa.string())]))
+    sink.check(SCHEMA)
+    sent(sink, keyed, schema=SCHEMA)
+
+    assert isinstance(outcome, SinkFatal)
+    assert f"topic {topic} is compacted" in outcome.reason
+    assert "2 have a null in column key" in outcome.reason
+    assert [record.key() for record in read(kafka_server, topic)] == [b""]
     sink.close()
 
 
@@ -277,7 +386,7 @@ def test_a_missing_right_is_found_before_the_decision(kafka_server, topic, tmp_p
     outcome = sink.prepare(txn, receipts)
 
     assert isinstance(outcome, SinkFatal)
-    assert ("may not write to topic" in outcome.reason) == (what != "transactional id")
+    assert ("may not be written by this login" in outcome.reason) == (what != "transactional id")
     assert "uthoriz" in outcome.reason or "may not" in outcome.reason
     sink.close()
 
@@ -308,6 +417,25 @@ def test_wrong_rows_and_settings_are_refused_before_the_first_batch(kafka_server
         KafkaSink(kafka_server.bootstrap, "none", staging=str(tmp_path), name=topic).check(None)
     with pytest.raises(Misuse, match=r"s3://bucket/prefix.*; got 'nothing://"):
         KafkaSink(kafka_server.bootstrap, topic, staging="nothing://user:secret@here")
+
+
+def test_a_start_without_transactions_or_a_staging_place_is_refused(
+    kafka_server, topic, tmp_path, forbid
+):
+    def made(staging="staging", **more):
+        where = str(tmp_path / staging)
+        return KafkaSink(kafka_server.bootstrap, topic, staging=where, name=topic, **more)
+
+    (tmp_path / "file").touch()
+
+    made().check(SCHEMA)
+    with pytest.raises(Retryable, match="file/staging does not answer"):
+        made("file/staging").check(SCHEMA)
+    with pytest.raises(Permanent, match=r"timeout is larger than the maximum"):
+        made(transaction_seconds=100_000).check(SCHEMA)
+    forbid(ResourceType.TRANSACTIONAL_ID, f"semel-probe-{topic}")
+    with pytest.raises(Permanent, match="Transactional Id authorization failed"):
+        made().check(SCHEMA)
 
 
 def test_slots_share_a_batch_and_more_of_them_can_be_added(kafka_server, topic, tmp_path):

@@ -122,6 +122,11 @@ class Area:
         attempts.remove_record(PREPARED, txn)
         attempts.remove_files(txn)
 
+    def check(self) -> None:
+        """Try to write into the place."""
+        with self.faults():
+            self.attempts(Scope("probe", "probe", "probe")).raise_epoch(1)
+
     def check_shared(self, scope: Scope) -> None:
         """Raise Permanent unless the driver's fence is here, as on every machine that shares it."""
         with self.faults():

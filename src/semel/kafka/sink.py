@@ -8,7 +8,7 @@ Spark's own Kafka writer sends at least once.  `semel.kafka.slots` has the trans
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -26,8 +26,18 @@ from semel.errors import (
     reason_of,
 )
 from semel.kafka.client import CALL_SECONDS, bootstrap_of, kafka, make, settings_for
-from semel.kafka.slots import Marker, Proof, Slots, admin, answered, markers_of
-from semel.kafka.staging import ShardStager, check_columns
+from semel.kafka.slots import (
+    BATCH_BYTES,
+    MOST_BYTES,
+    Marker,
+    Proof,
+    Slots,
+    admin,
+    answered,
+    markers_of,
+    transactional,
+)
+from semel.kafka.staging import Demand, ShardStager, check_columns
 from semel.pipeline.sink import (
     Found,
     Guarantee,
@@ -97,9 +107,11 @@ class KafkaSink:
         if schema is not None:
             check_columns(self.name, schema, bool(self.topic))
         if self.topic:
-            wrong = self._refusal({self.topic: [0, -1]})
-            if wrong:
-                raise Permanent(wrong)
+            has_keys = schema is None or "key" in schema.names
+            self._ask({self.topic: Demand(keyless=0 if has_keys else 1)})
+        self._area.check()
+        with answered(f"sink {self.name}"):
+            transactional(self._settings, f"semel-probe-{self.name}", self._seconds)
 
     def fence(self, scope: Scope, epoch: int) -> None:
         with self._area.faults():
@@ -141,58 +153,82 @@ class KafkaSink:
         shards = [_shard(receipt) for receipt in receipts if receipt.detail["file"]]
         if lost := self._area.missing(txn, shards):
             return SinkFatal(f"{txn}: {lost}")
-        # Kafka shows the rights to a transactional id only to who takes it over.
         slots = self._of(txn.scope)
+        batch_bytes = self._ask({slots.topic: Demand(), **_demands(receipts)})
+        # Kafka shows the rights to a transactional id only to who takes it over.
         for number in range(min(self._count, max(len(shards), 1))):
-            slots.slot(number).open()
-        if refusal := self._refusal({slots.topic: [0, -1], **_largest(receipts)}):
-            return SinkFatal(refusal)
+            slots.slot(number).open(batch_bytes)
         if shards:
             sync(self._area.opened()[0], self._area.folder(txn))
         rows = tally_of(receipts).rows
-        promise = {**token, "rows": rows, "slots": self._count, "shards": shards}
-        attempts.write(PREPARED, txn, promise)
+        how = {"slots": self._count, "batch_bytes": batch_bytes}
+        attempts.write(PREPARED, txn, {**token, "rows": rows, **how, "shards": shards})
         reach(CrashPoint.KAFKA_PREPARE_SEALED, self.name)
         return SinkOK(token)
 
-    def _refusal(self, topics: Mapping[str, Sequence[int]]) -> str | None:
-        """Say why Kafka would refuse records; by topic: the largest, the highest partition."""
-        if not topics:
-            return None
+    def _ask(self, demands: Mapping[str, Demand]) -> int:
+        """Ask Kafka whether the topics take such records; return how many bytes each takes at once.
+
+        Raises:
+            Permanent: a topic refuses a record, and would after the decision, too.
+        """
         client = make("AdminClient", self._settings)
         with answered(f"sink {self.name}"):
             known = client.list_topics(timeout=CALL_SECONDS).topics
-            for topic, (_, partition) in topics.items():
+            for topic, demand in demands.items():
                 if topic not in known or known[topic].error is not None:
-                    return f"sink {self.name}: topic {topic} does not exist; create it"
-                if partition >= len(known[topic].partitions):
-                    return f"sink {self.name}: topic {topic} has no partition {partition}"
-            if refusal := self._forbidden(client, topics):
-                return refusal
-            kind = admin.RESOURCE_TOPIC
-            asked = client.describe_configs([admin.ConfigResource(kind, t) for t in topics])
-            for resource, answer in asked.items():
-                limit = int(answer.result(CALL_SECONDS)["max.message.bytes"].value)
-                size = topics[resource.name][0] + _OVERHEAD_BYTES
-                if size > limit:
-                    return (
-                        f"sink {self.name}: a record of {size} bytes is too large for topic "
-                        f"{resource.name}, whose max.message.bytes is {limit}"
+                    raise self._refused(
+                        topic, "does not exist; create it, or give this login the right WRITE"
                     )
-        return None
+                if demand.partition >= len(known[topic].partitions):
+                    raise self._refused(
+                        topic,
+                        f"has no partition {demand.partition}, which column partition of "
+                        f"{demand.highest} names",
+                    )
+            names = kafka.TopicCollection(list(demands))
+            asked = client.describe_topics(names, include_authorized_operations=True)
+            for topic, answer in asked.items():
+                rights = answer.result(CALL_SECONDS).authorized_operations
+                # Brokers without access control do not say.
+                if rights and admin.AclOperation.WRITE not in rights:
+                    raise self._refused(
+                        topic,
+                        "may not be written by this login; give it the right WRITE "
+                        "(kafka-acls.sh --add --producer)",
+                    )
+            kind = admin.RESOURCE_TOPIC
+            configs = client.describe_configs([admin.ConfigResource(kind, t) for t in demands])
+            sizes = [BATCH_BYTES]
+            for resource, answer in configs.items():
+                topic = resource.name
+                with answered(f"sink {self.name}: settings of topic {topic} (DESCRIBE_CONFIGS)"):
+                    config = answer.result(CALL_SECONDS)
+                sizes.append(self._fits(topic, demands[topic], config))
+        return min(sizes)
 
-    def _forbidden(self, client: Any, topics: Iterable[str]) -> str | None:
-        names = kafka.TopicCollection(list(topics))
-        asked = client.describe_topics(names, include_authorized_operations=True)
-        for topic, answer in asked.items():
-            rights = answer.result(CALL_SECONDS).authorized_operations
-            # Brokers without access control do not say.
-            if rights and admin.AclOperation.WRITE not in rights:
-                return (
-                    f"sink {self.name}: the login may not write to topic {topic}; give it the "
-                    f"right WRITE (kafka-acls.sh --add --producer)"
-                )
-        return None
+    def _fits(self, topic: str, demand: Demand, config: Mapping[str, Any]) -> int:
+        """Compare the largest record and the missing keys with a topic's settings."""
+        if demand.keyless and "compact" in config["cleanup.policy"].value:
+            raise self._refused(
+                topic,
+                f"is compacted and takes no record without a key; {demand.keyless} have a null in "
+                f"column key, or no such column",
+            )
+        takes = int(config["max.message.bytes"].value)
+        own = int(self._settings.get("message.max.bytes", MOST_BYTES))
+        size = demand.size + _OVERHEAD_BYTES
+        if demand.size and size > min(takes, own):
+            whose = "max.message.bytes" if takes <= own else "the client's message.max.bytes"
+            raise self._refused(
+                topic,
+                f"does not take a record of {size} bytes, because of {demand.largest}: {whose} is "
+                f"{min(takes, own)}",
+            )
+        return takes
+
+    def _refused(self, topic: str, why: str) -> Permanent:
+        return Permanent(f"sink {self.name}: topic {topic} {why}")
 
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
         """Send what was prepared, one transaction a slot; the first slot's proof comes last."""
@@ -216,10 +252,13 @@ class KafkaSink:
         if lost and not _is_done(slots.seen(), txn):
             return SinkFatal(f"{txn} cannot be committed: {lost}")
         digest, count = promise["digest"], promise["slots"]
+        batch_bytes = promise.get("batch_bytes", BATCH_BYTES)
         shares = [promise["shards"][number::count] for number in range(count)]
 
         def send(number: int) -> None:
-            slots.slot(number).send(txn, digest, lambda: self._records(txn, shares[number]))
+            slots.slot(number).send(
+                txn, digest, batch_bytes, lambda: self._records(txn, shares[number])
+            )
 
         others = [number for number in range(1, count) if shares[number]]
         if others:
@@ -404,11 +443,10 @@ def _shard(receipt: Receipt) -> dict[str, Any]:
     return {"file": receipt.detail["file"], "size": receipt.detail["size"], "tally": tally}
 
 
-def _largest(receipts: Sequence[Receipt]) -> dict[str, list[int]]:
-    """Return by topic the size of the largest record, and the highest partition."""
-    found: dict[str, list[int]] = {}
+def _demands(receipts: Sequence[Receipt]) -> dict[str, Demand]:
+    """Return what all tasks demand of each topic."""
+    found: dict[str, Demand] = {}
     for receipt in receipts:
-        for topic, values in receipt.detail["topics"].items():
-            known = found.setdefault(topic, [0, -1])
-            known[:] = map(max, known, values)
+        for topic, fields in receipt.detail["topics"].items():
+            found[topic] = found.get(topic, Demand()) | Demand(*fields)
     return found

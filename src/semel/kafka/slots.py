@@ -30,6 +30,13 @@ _PREFIX: Final = "semel-markers-"
 # The proofs of so many cycles stay in a marker; older ones are only known to be at or below it.
 _REMEMBERED: Final = 16
 
+MOST_BYTES: Final = 100_000_000
+"""The largest record, unless the user says otherwise: brokers close the connection of a request
+over `socket.request.max.bytes`, by default 100 MiB.  The client's own limit is below a topic's."""
+
+BATCH_BYTES: Final = 1_000_000
+"""How many records the client sends together; a topic that takes less refuses all of them."""
+
 _FIRST_LOOK: Final = 32
 """How many offsets before its end a marker's partition is read first."""
 
@@ -263,11 +270,20 @@ class Slot:
         self._topic, self._number = marker
         self._seconds, self._read = seconds, read
         self._producer: Any = None
+        self._batch_bytes = 0
         self._known = Marker()
         self.lock = threading.Lock()
 
-    def send(self, txn: SinkTxnId, digest: str, records: Callable[[], Iterable[Any]]) -> None:
+    def send(
+        self,
+        txn: SinkTxnId,
+        digest: str,
+        batch_bytes: int,
+        records: Callable[[], Iterable[Any]],
+    ) -> None:
         """Send the records and the proof in one transaction, unless the proof is there.
+
+        The smallest topic takes *batch_bytes* at once.
 
         Raises:
             NeedsOperator: another attempt was sent, or one of a later cycle.
@@ -277,15 +293,14 @@ class Slot:
         with self.lock:
             try:
                 with answered(self._what):
-                    if self._producer is None:
-                        self._open()
+                    self._open(batch_bytes)
                     if not self._is_sent(txn, digest):
                         self._transact(txn, digest, records)
             except BaseException:
                 self.drop()
                 raise
 
-    def open(self) -> None:
+    def open(self, batch_bytes: int) -> None:
         """Take the transactional id over, if this process does not have it yet.
 
         Raises:
@@ -293,25 +308,16 @@ class Slot:
             Retryable: no broker answers.
         """
         with self.lock, answered(self._what):
-            if self._producer is None:
-                self._open()
+            self._open(batch_bytes)
 
-    def _open(self) -> None:
-        settings = {
-            **PRODUCER,
-            **self._settings,
-            "transactional.id": self._name,
-            "transaction.timeout.ms": round(self._seconds * 1_000),
-            # Spark's own writer, and every other Java client, chooses partitions like this.
-            "partitioner": "murmur2_random",
-        }
-        producer = make("Producer", settings)
-        # It knows the broker then; else the next call takes half a second longer.
-        producer.list_topics(timeout=CALL_SECONDS)
-        producer.init_transactions(self._seconds)
+    def _open(self, batch_bytes: int) -> None:
+        if self._producer is not None and self._batch_bytes <= batch_bytes:
+            return
+        self.drop()
+        producer = transactional(self._settings, self._name, self._seconds, batch_bytes)
         # Only now: before, a transaction that is being committed may still be invisible.
         self._known = self._read(self._number)
-        self._producer = producer
+        self._producer, self._batch_bytes = producer, batch_bytes
 
     def _is_sent(self, txn: SinkTxnId, digest: str) -> bool:
         proof, last = self._known.of(txn.cycle), self._known.last(txn.scope)
@@ -340,8 +346,7 @@ class Slot:
         with self.lock:
             try:
                 with answered(self._what):
-                    if self._producer is None:
-                        self._open()
+                    self._open(BATCH_BYTES)
                     self._known = self._known._replace(proofs=proofs)
                     self._producer.begin_transaction()
                     self._mark(self._known)
@@ -369,6 +374,27 @@ class Slot:
     def drop(self) -> None:
         """Forget the producer; it is not told to abort, because its commit may be under way."""
         self._producer = None
+
+
+def transactional(
+    settings: Mapping[str, Any], name: str, seconds: float, batch_bytes: int = BATCH_BYTES
+) -> Any:
+    """Return a producer that has taken the transactional id over."""
+    own = {
+        "message.max.bytes": MOST_BYTES,
+        **PRODUCER,
+        **settings,
+        "batch.size": min(int(settings.get("batch.size", BATCH_BYTES)), batch_bytes),
+        "transactional.id": name,
+        "transaction.timeout.ms": round(seconds * 1_000),
+        # Spark's own writer, and every other Java client, chooses partitions like this.
+        "partitioner": "murmur2_random",
+    }
+    producer = make("Producer", own)
+    # It knows the broker then; else the next call takes half a second longer.
+    producer.list_topics(timeout=CALL_SECONDS)
+    producer.init_transactions(seconds)
+    return producer
 
 
 @contextlib.contextmanager

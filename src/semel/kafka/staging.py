@@ -7,10 +7,11 @@ the decision.  `semel.arrow.attempts` draws the folders.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from semel.arrow.area import Area
 from semel.arrow.attempts import sync
@@ -32,6 +33,9 @@ RECORDS: Final = pa.schema(
     ]
 )
 """The columns of Spark's own Kafka writer."""
+
+_SHOWN: Final = 60
+"""How many characters of a key a message shows."""
 
 
 def check_columns(sink: str, schema: Schema, has_topic: bool) -> None:
@@ -80,6 +84,26 @@ def as_records(batch: Batch, topic: str) -> Any:
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
 
+class Demand(NamedTuple):
+    """What prepare must ask Kafka about the records of a topic."""
+
+    size: int = 0
+    largest: str = ""
+    """Which record has that size, and the column that has most of it."""
+
+    partition: int = -1
+    highest: str = ""
+    """Which record names that partition."""
+
+    keyless: int = 0
+    """How many records have no key."""
+
+    def __or__(self, other: Demand) -> Demand:
+        """Return what both demand."""
+        sizes, partitions = max(self[:2], other[:2]), max(self[2:4], other[2:4])
+        return Demand(*sizes, *partitions, self.keyless + other.keyless)
+
+
 @dataclass(frozen=True)
 class ShardStager:
     """What a task needs to stage records."""
@@ -109,13 +133,14 @@ class ShardWriter:
         self._stream: Any = None
         self._writer: Any = None
         self._tally = Tally()
-        self._topics: dict[str, list[Any]] = {}
+        self._topics: dict[str, Demand] = {}
 
     def write(self, batch: Batch) -> None:
         """Append records to the shard."""
         records = as_records(batch, self._stager.topic)
         if not records.num_rows:
             return
+        self._note(records)
         with self._stager.area.faults() as system:
             if self._writer is None:
                 system.create_dir(self._path.rpartition("/")[0])
@@ -124,28 +149,49 @@ class ShardWriter:
                 self._writer = pa.ipc.new_stream(self._stream, RECORDS, options=options)
             self._writer.write_batch(records)
         self._tally += tally(records)
-        self._note(records)
 
     def _note(self, records: Any) -> None:
-        """Keep by topic what prepare must ask Kafka about: the largest record and partition."""
-        sizes = pc.add(
-            pc.fill_null(pc.binary_length(records.column("key")), 0),
-            pc.fill_null(pc.binary_length(records.column("value")), 0),
-        )
+        """Keep by topic what it must take.
+
+        Raises:
+            Permanent: no topic could.
+        """
+        sizes = {
+            name: pc.fill_null(pc.binary_length(records.column(name)), 0).cast(pa.int64())
+            for name in ("value", "key")
+        }
         if records.column("headers").null_count < records.num_rows:
             texts = [
-                sum(len(h["key"]) + len(h["value"] or b"") + 8 for h in row or ())
+                sum(len(h["key"].encode()) + len(h["value"] or b"") + 10 for h in row or ())
                 for row in records.column("headers").to_pylist()
             ]
-            sizes = pc.add(sizes, pa.array(texts, sizes.type))
-        table = pa.table(
-            [records.column("topic"), sizes, pc.fill_null(records.column("partition"), -1)],
-            ["topic", "size", "partition"],
-        )
-        largest = table.group_by("topic").aggregate([("size", "max"), ("partition", "max")])
-        for row in largest.to_pylist():
-            known = self._topics.setdefault(row["topic"], [0, -1])
-            known[:] = [max(known[0], row["size_max"]), max(known[1], row["partition_max"])]
+            sizes["headers"] = pa.array(texts, pa.int64())
+        total = functools.reduce(pc.add, sizes.values())
+        topics, partitions = records.column("topic"), records.column("partition")
+        below = pc.index(pc.fill_null(pc.less(partitions, 0), False), True).as_py()
+        if below >= 0:
+            raise Permanent(
+                f"sink {self._stager.area.sink}: {_named(records, below)} has "
+                f"{partitions[below]} in column partition; partitions begin at 0, and a null lets "
+                f"the key choose one"
+            )
+        partitions, keyless = pc.fill_null(partitions, -1), records.column("key").is_null()
+        columns = [topics, total, partitions, keyless.cast(pa.int64())]
+        table = pa.table(columns, ["topic", "size", "partition", "keyless"]).group_by("topic")
+        asked = [("size", "max"), ("partition", "max"), ("keyless", "sum")]
+        for row in table.aggregate(asked).to_pylist():
+            topic, size, partition = row["topic"], row["size_max"], row["partition_max"]
+            known = self._topics.get(topic, Demand())
+            largest, highest = known.largest, known.highest
+            # Only a record that is worse than all before is looked for.
+            if size > known.size:
+                at = _first(topics, topic, total, size)
+                column = max(sizes, key=lambda name: sizes[name][at].as_py())
+                largest = f"column {column} of {_named(records, at)}"
+            if partition > known.partition:
+                highest = _named(records, _first(topics, topic, partitions, partition))
+            found = Demand(size, largest, partition, highest, row["keyless_sum"])
+            self._topics[topic] = known | found
 
     def finish(self) -> Receipt:
         size = 0
@@ -165,3 +211,16 @@ class ShardWriter:
             if self._stream is not None:
                 self._stream.close()
             self._stager.area.opened()[0].delete_file(self._path)
+
+
+def _first(topics: Any, topic: str, column: Any, value: int) -> int:
+    """Return the first record of *topic* that has *value* in *column*."""
+    return int(pc.index(pc.and_(pc.equal(topics, topic), pc.equal(column, value)), True).as_py())
+
+
+def _named(records: Any, at: int) -> str:
+    """Name a record by its key; no other value is shown."""
+    key = records.column("key")[at].as_py()
+    if key is None:
+        return "a record without a key"
+    return f"the record with key {key.decode(errors='backslashreplace')[:_SHOWN]!r}"
