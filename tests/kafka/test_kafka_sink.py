@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
+import time
 import uuid
 from collections import Counter
 from itertools import count
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -31,6 +34,8 @@ from semel.pipeline.txn import CycleId, Scope
 from semel.testing import SinkContract
 from semel.testing.chaos import world_of
 from semel.testing.explore import explore_crashes
+from semel.testing.plugin import start_or_skip
+from semel.testing.services import KafkaServer
 
 pytestmark = pytest.mark.kafka
 
@@ -355,15 +360,94 @@ def forbid(kafka_server):
         made.extend([allow, deny])
 
     yield forbid
-    filters = [
-        AclBindingFilter(
-            one.restype, one.name, one.resource_pattern_type, None, None, one.operation,
-            one.permission_type,
-        )
-        for one in made
-    ]  # fmt: skip
-    for answer in admin.delete_acls(filters).values():
+    for answer in admin.delete_acls([filter_of(one) for one in made]).values():
         answer.result(30)
+
+
+def filter_of(one):
+    return AclBindingFilter(
+        one.restype, one.name, one.resource_pattern_type, None, None, one.operation,
+        one.permission_type,
+    )  # fmt: skip
+
+
+# Another listener with a login, for which everything is forbidden that is not allowed.
+GUARDED = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CUT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "listener.name.cut.sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.cut.plain.sasl.jaas.config": (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required user_shop='secret';"
+    ),
+}
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "sinks" / "kafka.md"
+RIGHT = re.compile(r"^\| (topic|group|transactional id) \| (.*?) \| (`.*?`) \|", re.M)
+
+
+def rights_of_the_page(topic):
+    """List the rights that the page names, each by itself."""
+    for kind, name, operations in RIGHT.findall(PAGE.read_text()):
+        words = re.findall("`(.*?)`", name)
+        pattern = ResourcePatternType.PREFIXED if "prefix" in name else ResourcePatternType.LITERAL
+        for operation in re.findall("`(.*?)`", operations):
+            yield AclBinding(
+                ResourceType[kind.upper().replace(" ", "_")],
+                words[0] if words else topic,
+                pattern,
+                "User:shop",
+                "*",
+                AclOperation[operation],
+                AclPermissionType.ALLOW,
+            )
+
+
+@pytest.mark.slow
+def test_the_rights_that_the_page_names_are_enough_and_none_is_too_many(tmp_path):
+    topic = "guarded"
+    with start_or_skip(KafkaServer(settings=GUARDED).start) as server:
+        server.create_topic(topic)
+        admin = AdminClient({"bootstrap.servers": server.bootstrap})
+        bootstrap = f"kafka://shop:secret@{server.cut_bootstrap}?security.protocol=SASL_PLAINTEXT"
+
+        def refusal():
+            """Send a record as a new sink, and return why it is refused."""
+            name = uuid.uuid4().hex[:8]
+            sink = KafkaSink(bootstrap, topic, staging=str(tmp_path), name=name, slots=1)
+            txn = txn_of()
+            try:
+                sink.check(SCHEMA)
+                sink.tenants()
+                sink.fence(SCOPE, 1)
+                outcome = sink.prepare(txn, [staged(sink, txn, {"value": name})])
+            except (Permanent, Retryable) as error:
+                return str(error)
+            else:
+                if isinstance(outcome, SinkOK):
+                    outcome = sink.commit(txn, outcome.token)
+                return getattr(outcome, "reason", "")
+            finally:
+                sink.close()
+
+        def until(is_refused):
+            # A broker learns of a right a moment after it has confirmed it.
+            deadline = time.monotonic() + 60
+            while bool(found := refusal()) != is_refused:
+                assert time.monotonic() < deadline, found or "it was not refused"
+            return found
+
+        rights = list(rights_of_the_page(topic))
+        assert len(rights) == 8
+        for answer in admin.create_acls(rights).values():
+            answer.result(30)
+        until(False)
+        for right in rights:
+            for answer in admin.delete_acls([filter_of(right)]).values():
+                answer.result(30)
+            reason = until(True)
+            assert any(word in reason for word in ("uthoriz", "right", "DESCRIBE_CONFIGS")), reason
+            admin.create_acls([right])[right].result(30)
+            until(False)
 
 
 @pytest.mark.parametrize("what", ["topic", "markers", "transactional id"])
