@@ -31,6 +31,10 @@ class CallbackSink(HeldSink):
     """
 
     kind = "callback"
+    uncounted = (
+        "only the function knows where it has put the rows; compare the source with what was "
+        "staged (--reread)"
+    )
 
     def __init__(
         self, on_commit: OnCommit, rows: Any = None, *, staging: str, name: str = "callback"

@@ -46,6 +46,10 @@ class HttpPostSink(HeldSink):
     """
 
     kind = "http"
+    uncounted = (
+        "the service is not asked which rows it shows; compare the source with what was staged "
+        "(--reread)"
+    )
 
     def __init__(
         self,

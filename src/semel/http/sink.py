@@ -56,6 +56,11 @@ class HttpSink:
     executors, so it is a function of a module.  *chunk_bytes* is the size before compression.
     """
 
+    uncounted = (
+        "a receiver is not asked for its rows; apply gets the cycle's name to keep beside them, "
+        "and --reread compares the source with what was staged"
+    )
+
     def __init__(
         self,
         url: str,

@@ -72,6 +72,11 @@ class KafkaSink:
     client, under librdkafka's names.
     """
 
+    uncounted = (
+        "a record in a topic does not say which cycle sent it; compare the source with what was "
+        "staged (--reread)"
+    )
+
     def __init__(
         self,
         bootstrap: str,

@@ -13,7 +13,13 @@ from typing import TypeAlias
 from semel.errors import Misuse, reason_of
 from semel.operate.status import Pipeline, cycle_of
 from semel.pipeline.ledger import AttemptRecord, CycleState
-from semel.pipeline.sink import CountsVisibleRows, Tally, Token, TwoPhaseSink
+from semel.pipeline.sink import (
+    CannotCountRows,
+    CountsVisibleRows,
+    Tally,
+    Token,
+    TwoPhaseSink,
+)
 from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import Scope
 
@@ -190,7 +196,12 @@ def _visible(
     if record.state is not CycleState.FINISHED:
         return Verdict.UNFINISHED, None, "committed, and not yet finished; see `semel doctor`"
     if not isinstance(sink, CountsVisibleRows):
-        return Verdict.CANNOT_TELL, None, "the sink cannot attribute rows to cycles"
+        why = "the sink cannot attribute rows to cycles"
+        return (
+            Verdict.CANNOT_TELL,
+            None,
+            sink.uncounted if isinstance(sink, CannotCountRows) else why,
+        )
     try:
         visible = RowCount.of(sink.visible_tally(record.txn.cycle, token))
     except Exception as error:  # noqa: BLE001  one sink's silence must not hide the others' answers

@@ -248,6 +248,15 @@ class CountsVisibleRows(Protocol):
 
 
 @runtime_checkable
+class CannotCountRows(Protocol):
+    """A sink whose visible rows cannot be attributed to cycles, and that says why."""
+
+    @property
+    def uncounted(self) -> str:
+        """The reason, and what to compare instead."""
+
+
+@runtime_checkable
 class ReplacesRows(Protocol):
     """A sink in which a later cycle's row may take the place of an earlier one's."""
 

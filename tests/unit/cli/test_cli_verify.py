@@ -13,6 +13,7 @@ from semel.operate.status import Pipeline
 from semel.operate.verification import RowCount, Verdict, compared, staged_rows, verify
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Guarantee, SinkOK, Tally
+from semel.sinks import CallbackSink, HttpPostSink, HttpSink, KafkaSink
 from tests.unit.cli.cli_world import MODULE, Shell, World, publish, shell_for
 
 CHECK_KEYS = {
@@ -118,6 +119,29 @@ def test_a_sink_that_cannot_attribute_rows_says_so(world, shell, monkeypatch):
 
     assert {check["verdict"] for check in document["checks"]} == {"cannot_tell"}
     assert "cannot attribute" in document["checks"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("sink", "why"),
+    [
+        (KafkaSink("host:1", "t", staging="here"), "does not say which cycle sent it"),
+        (HttpSink("https://host/semel"), "a receiver is not asked for its rows"),
+        (HttpPostSink("https://host/rows", staging="here"), "the service is not asked"),
+        (CallbackSink(print, staging="here"), "only the function knows"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_sink_whose_rows_cannot_be_counted_says_why_and_what_to_compare(world, sink, why):
+    world.run()
+    sink.name = "left"
+    pipeline = Pipeline.of(world.driver)
+
+    found = verify(replace(pipeline, sinks=[sink]), world.ledger.history(world.scope, 1))
+
+    check = found.checks[0]
+    assert check.verdict is Verdict.CANNOT_TELL
+    assert why in check.reason
+    assert "--reread" in check.reason
 
 
 def test_a_sink_without_an_answer_does_not_hide_the_others(world, shell, monkeypatch):
