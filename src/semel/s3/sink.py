@@ -67,6 +67,11 @@ _KEEP: Final = 8
 
 _HIDDEN: Final = "_semel/"
 
+_UNTRIED: Final = (
+    "a store that replaces an object although it is told not to (If-None-Match): unknown until "
+    "`check` has tried it, at the start or with `semel lint --check`"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Books:
@@ -476,6 +481,7 @@ class S3Sink:
             not_covered=(
                 "a store that loses what it confirmed",
                 "programs that delete or change objects under the prefix",
+                *([_UNTRIED] if self._replaces is None else []),
             ),
             weakened_by=tuple(self._weakened()),
         )

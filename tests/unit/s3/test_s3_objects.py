@@ -286,11 +286,15 @@ def test_a_store_without_conditional_put_works_and_the_guarantee_says_what_is_we
 
     monkeypatch.setattr(ObjectStore, "call", unconditional)
     sink = place.sink()
+    untried = sink.guarantee()
     sink.check(None)
 
     committed(sink, ROWS)
 
     assert [row["id"] for row in place.rows()] == [1, 2]
+    assert "unknown until `check` has tried it" in untried.not_covered[-1]
+    assert untried.weakened_by == ()
+    assert not any("unknown" in what for what in sink.guarantee().not_covered)
     assert "use a store with conditional PUT" in sink.guarantee().weakened_by[0]
 
 
