@@ -9,7 +9,6 @@ while the pipeline itself runs.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,8 +16,7 @@ from typing import Final, TypeAlias
 
 from semel.errors import Misuse, NeedsOperator, Retryable
 from semel.lease import Takeover
-from semel.operate.resolution import given_up
-from semel.operate.status import Pipeline
+from semel.operate.status import Pipeline, fill_scope, given_up
 from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded
 from semel.pipeline.driver import Driver, Heartbeat, Stage
 from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger, mark_of
@@ -77,14 +75,6 @@ class Backfill:
     def needs_attention(self) -> bool:
         """Return whether the pipeline still runs without the sink."""
         return not self.takes_part
-
-
-def fill_scope(scope: Scope, sink: str) -> Scope:
-    """Return the scope that decides about the past of a sink."""
-    query = f"{scope.query}-fill-{sink}"
-    if len(query) > 40:
-        query = f"{query[:29]}-{hashlib.sha256(query.encode()).hexdigest()[:10]}"
-    return Scope(scope.ledger, scope.app, query)
 
 
 def past_of(

@@ -6,19 +6,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse, SemelError, reason_of
 from semel.events import Events
 from semel.lease import Owner, Takeover
-from semel.operate.status import Pipeline, cycle_of
-from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger, ScopeLease
+from semel.operate.status import GIVES_UP, RESOLVE, RESOLVED, Pipeline, cycle_of, given_up
+from semel.pipeline.ledger import AttemptRecord, CycleState, ScopeLease
 from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
-from semel.pipeline.twophase import commit_with_retries, guarded
-from semel.pipeline.txn import CycleId, Scope, SinkTxnId
-
-_RESOLVE: Final = "cycle-resolve"
+from semel.pipeline.twophase import commit_with_retries, guarded, in_groups
+from semel.pipeline.txn import CycleId, SinkTxnId
 
 
 @runtime_checkable
@@ -47,6 +45,9 @@ class Way(StrEnum):
     WITHOUT = "without"
     """The sink is not configured any more, or has lost the rows: they are given up."""
 
+    ABANDON = "abandon"
+    """The sink holds the rows and will never take them: they are dropped there, and given up."""
+
 
 @dataclass(frozen=True, slots=True)
 class SinkOfCycle:
@@ -59,7 +60,7 @@ class SinkOfCycle:
     evidence: str
     rows: int | None
     will: str
-    """retry, divert, without, or nothing."""
+    """retry, divert, without, abandon, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ def plan_resolution(
     record = _committed(pipeline, label)
     configured = {sink.name: sink for sink in pipeline.sinks}
     _check_choice(choice, record, configured)
+    _check_alone(choice, record, configured)
     sinks = [_of_sink(record, name, configured.get(name), choice) for name in sorted(record.tokens)]
     return record, ResolutionPlan(
         scope=str(pipeline.scope),
@@ -157,11 +159,27 @@ def _check_choice(
     if name is not None and name not in record.tokens:
         took_part = ", ".join(sorted(record.tokens)) or "none"
         raise Misuse(f"sink {name!r} has no part in {record.txn.cycle}; these have: {took_part}")
-    if name is not None and name not in configured and choice.way is not Way.WITHOUT:
+    if name is not None and name not in configured and choice.way not in GIVES_UP:
         raise Misuse(
             f"sink {name!r} is not configured any more: configure it again, or give its rows up "
             f"with --without {name}"
         )
+
+
+def _check_alone(
+    choice: Choice, record: AttemptRecord, configured: Mapping[str, TwoPhaseSink]
+) -> None:
+    """Refuse to drop rows that are held in one transaction with those of other sinks."""
+    if choice.way is not Way.ABANDON:
+        return
+    for group in in_groups(configured.values(), record.tokens):
+        names = [sink.name for sink in group]
+        if choice.sink in names and len(names) > 1:
+            names.remove(choice.sink)
+            raise Misuse(
+                f"sink {choice.sink!r} shares a transaction with sink {names[0]!r}, whose rows "
+                f"would be dropped with its own: divert the refused rows with --divert TABLE"
+            )
 
 
 def _of_sink(
@@ -169,20 +187,25 @@ def _of_sink(
 ) -> SinkOfCycle:
     rows = record.rows.get(name)
     if sink is None:
-        gives_up = choice.way is Way.WITHOUT and choice.sink == name
+        gives_up = choice.way in GIVES_UP and choice.sink == name
         will = Way.WITHOUT.value if gives_up else "nothing"
         return SinkOfCycle(name, "not configured", "", rows, will)
     finding = sink.look_up(record.txn, record.tokens[name])
     chosen = choice.sink in (None, name)
-    if chosen and choice.way is Way.WITHOUT and finding.found is not Found.GONE:
-        raise Misuse(
-            f"sink {name!r} is configured and answers {finding.found.value!r}, "
-            f"{finding.evidence}: rows are given up only if they are surely lost; use --retry"
-        )
+    if chosen and choice.way in GIVES_UP and finding.found is not Found.GONE:
+        drops = choice.way is Way.ABANDON
+        if not drops or finding.found is not Found.HELD:
+            advice = "" if drops else ", or --abandon if the sink will never take them"
+            raise Misuse(
+                f"sink {name!r} is configured and answers {finding.found.value!r}, "
+                f"{finding.evidence}: rows are given up only if they are surely lost; use "
+                f"--retry{advice}"
+            )
     acts = chosen and finding.found is not Found.VISIBLE
     if acts and choice.way is Way.DIVERT and not isinstance(sink, ResolvesByDiverting):
         raise Misuse(f"sink {name!r} cannot divert rows; use --retry, or name another with --sink")
-    will = choice.way.value if acts else "nothing"
+    is_lost = choice.way is Way.ABANDON and finding.found is Found.GONE
+    will = (Way.WITHOUT if is_lost else choice.way).value if acts else "nothing"
     return SinkOfCycle(name, finding.found.value, finding.evidence, rows, will)
 
 
@@ -207,18 +230,16 @@ def resolve(
     ledger, scope = pipeline.ledger, pipeline.scope
     lease = ledger.acquire(scope, Owner.here(), pipeline.settings.lease_seconds, takeover)
     try:
-        ledger.record_act(scope, who, _RESOLVE, why, asdict(plan) | {"epoch": lease.epoch})
+        ledger.record_act(scope, who, RESOLVE, why, asdict(plan) | {"epoch": lease.epoch})
         for sink in pipeline.sinks:
             sink.fence(scope, lease.epoch)
         done = [_resolve_sink(pipeline, record, one, choice) for one in plan.sinks]
         failed = {
-            (record.txn.cycle, one.sink)
-            for one in done
-            if one.did == Way.WITHOUT and not one.is_done
+            (record.txn.cycle, one.sink) for one in done if one.did in GIVES_UP and not one.is_done
         }
         finished = _finish(pipeline, lease, record, given_up(ledger, scope) - failed)
         detail = {"cycle": plan.cycle, "sinks": [asdict(one) for one in done], "finished": finished}
-        ledger.record_act(scope, who, "cycle-resolve-done", why, detail)
+        ledger.record_act(scope, who, RESOLVED, why, detail)
     finally:
         ledger.release(lease)
     return Resolution(plan, who, why, done, finished)
@@ -234,6 +255,13 @@ def _resolve_sink(
         if sink is not None and (wrong := _not_removed(sink, record.txn, token)):
             return done(False, wrong)
         return done(True, "its rows were given up", written=0)
+    if sink is not None and one.will == Way.ABANDON:
+        # The decision is COMMIT: only what the sink still refuses is dropped.
+        if isinstance(guarded(lambda: sink.commit(record.txn, token)), SinkOK):
+            return SinkResolved(one.sink, Way.RETRY.value, True, "it takes the rows now")
+        if wrong := _not_dropped(sink, record.txn, token):
+            return done(False, wrong)
+        return done(True, "its rows were dropped and given up", written=0)
     if sink is None or one.will == "nothing":
         return done(one.found == Found.VISIBLE, one.evidence)
     if one.will == Way.DIVERT and isinstance(sink, ResolvesByDiverting):
@@ -260,15 +288,17 @@ def _not_removed(sink: TwoPhaseSink, txn: SinkTxnId, token: Token) -> str:
     return "" if isinstance(outcome, SinkOK) else outcome.reason
 
 
-def given_up(ledger: Ledger, scope: Scope) -> set[tuple[CycleId, str]]:
-    """Return the cycles, and the sinks whose rows of them an operator wanted to give up."""
-    return {
-        (cycle_of(scope, act.detail["cycle"]), one["sink"])
-        for act in ledger.acts(scope)
-        if act.act == _RESOLVE
-        for one in act.detail["sinks"]
-        if one["will"] == Way.WITHOUT
-    }
+def _not_dropped(sink: TwoPhaseSink, txn: SinkTxnId, token: Token) -> str:
+    """Drop the rows that a sink holds; return the reason if they may still be there."""
+    finding = sink.look_up(txn, token)
+    if finding.found is Found.HELD:
+        outcome = guarded(lambda: sink.abort(txn, token))
+        if not isinstance(outcome, SinkOK):
+            return outcome.reason
+        finding = sink.look_up(txn, token)
+    if finding.found is Found.GONE:
+        return ""
+    return f"it answers {finding.found.value!r} now: {finding.evidence}"
 
 
 def _retry(pipeline: Pipeline, sink: TwoPhaseSink, txn: SinkTxnId, token: Token) -> SinkOutcome:

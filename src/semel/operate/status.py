@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Misuse, reason_of
 from semel.pipeline.driver import Driver, Settings
-from semel.pipeline.ledger import AttemptRecord, Generation, Ledger, LedgerAct, ScopeRecord
+from semel.pipeline.ledger import (
+    AttemptRecord,
+    CycleState,
+    Generation,
+    Ledger,
+    LedgerAct,
+    ScopeRecord,
+    mark_of,
+)
 from semel.pipeline.recovery import REMEMBERED
 from semel.pipeline.sink import REJECTED, TwoPhaseSink
 from semel.pipeline.source import BatchRange, SourceKind
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+RESOLVE: Final = "cycle-resolve"
+RESOLVED: Final = "cycle-resolve-done"
+"""The recorded acts of `semel cycle resolve`: what it will do, and what it did."""
+
+GIVES_UP: Final = frozenset({"without", "abandon"})
+"""What such an act does with the rows of a sink that are given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +135,9 @@ class ScopeStatus:
 
     rejected: dict[str, int] = field(default_factory=dict)
     """By sink: the rows of remembered cycles that are in its reject table."""
+
+    given_up: dict[str, int] = field(default_factory=dict)
+    """By sink: the rows of remembered cycles that an operator gave up, and that are not there."""
 
     @property
     def needs_attention(self) -> bool:
@@ -344,6 +364,27 @@ def range_words(batch: BatchRange | None) -> list[str]:
     return lines
 
 
+def given_up(ledger: Ledger, scope: Scope) -> set[tuple[CycleId, str]]:
+    """Return the cycles, and the sinks whose rows of them an operator gave up, or began to."""
+    found: dict[tuple[CycleId, str], bool] = {}
+    for act in ledger.acts(scope):
+        for one in act.detail["sinks"] if act.act in (RESOLVE, RESOLVED) else ():
+            does, is_done = one.get("did", one.get("will")), one.get("is_done")
+            if does in GIVES_UP or (is_done and does != "nothing"):
+                # The newest act comes first: a later one may have brought the rows after all.
+                which = cycle_of(scope, act.detail["cycle"]), one["sink"]
+                found.setdefault(which, does in GIVES_UP and is_done is not False)
+    return {which for which, is_given_up in found.items() if is_given_up}
+
+
+def fill_scope(scope: Scope, sink: str) -> Scope:
+    """Return the scope that decides about the past of a sink."""
+    query = f"{scope.query}-fill-{sink}"
+    if len(query) > 40:
+        query = f"{query[:29]}-{hashlib.sha256(query.encode()).hexdigest()[:10]}"
+    return Scope(scope.ledger, scope.app, query)
+
+
 def _of_scope(ledger: Ledger, scope: Scope, files: Files, now: float) -> ScopeStatus:
     record = ledger.scope_record(scope)
     still_open = ledger.open_attempts(scope)
@@ -364,6 +405,7 @@ def _of_scope(ledger: Ledger, scope: Scope, files: Files, now: float) -> ScopeSt
         positions=_positions(ledger, scope, files, newest),
         last=newest[0] if newest else None,
         rejected=_rejected(ledger, scope),
+        given_up=_given_up(ledger, scope),
     )
 
 
@@ -372,6 +414,16 @@ def _rejected(ledger: Ledger, scope: Scope) -> dict[str, int]:
     for attempt in ledger.history(scope, REMEMBERED):
         if attempt.state.is_committed:
             counted.update({name: token.get(REJECTED, 0) for name, token in attempt.tokens.items()})
+    return {name: rows for name, rows in sorted(counted.items()) if rows}
+
+
+def _given_up(ledger: Ledger, scope: Scope) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for cycle, sink in given_up(ledger, scope):
+        record, filled = ledger.committed(cycle), mark_of(ledger, fill_scope(scope, sink))
+        written_again = filled is not None and filled.cycle >= cycle
+        if record is not None and record.state is CycleState.FINISHED and not written_again:
+            counted[sink] += record.rows.get(sink, 0)
     return {name: rows for name, rows in sorted(counted.items()) if rows}
 
 

@@ -152,6 +152,21 @@ def test_rows_that_configured_sinks_lost_are_given_up_one_sink_after_the_other(m
     shell.ask("recover", *WHY, "--yes")
 
 
+def test_rows_that_a_sink_holds_and_refuses_are_abandoned_and_said(world, shell):
+    resolve = ("cycle", "resolve", "--cycle", "g1.b0", "--without", "left", *WHY, "--yes")
+    assert "--abandon" in shell.ask(*resolve, code=2)["error"]
+
+    done = shell.ask(*resolve, "--abandon")
+
+    assert done["finished"] is True
+    assert [one["will"] for one in done["plan"]["sinks"]] == ["abandon", "nothing"]
+    assert world.sinks[0].store.prepared == {}
+    assert shell.ask("status")["scopes"][0]["given_up"] == {"left": 3}
+    assert "given up rows" in shell.read("status")
+    assert "g1.b0: left abandon" in " ".join(shell.read("history").split())
+    shell.ask("recover", *WHY, "--yes")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -160,6 +175,7 @@ def test_rows_that_configured_sinks_lost_are_given_up_one_sink_after_the_other(m
         (("--retry", "--sink", "middle"), "has no part"),
         (("--divert", "t", "--sink", "right"), None),
         (("--without", "left", "--sink", "left"), "leave --sink out"),
+        (("--retry", "--abandon"), "--without SINK --abandon"),
     ],
 )
 def test_a_choice_that_does_not_fit_is_refused(world, shell, options, words):

@@ -13,16 +13,26 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from test_http_sink import SECRET, Served, secret_headers
+from test_http_sink import SECRET, Served, Service, secret_headers
 
 from semel import crashpoints
 from semel.crashpoints import CrashPoint
+from semel.errors import SemelError
+from semel.memory.ledger import MemoryLedger
+from semel.operate.resolution import Choice, Way, plan_resolution, resolve
+from semel.operate.status import Pipeline
+from semel.pipeline.cycle import CommitFatal
+from semel.pipeline.driver import Driver, Settings
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable
+from semel.pipeline.source import BatchRange
+from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import CycleId, Scope
-from semel.sinks import HttpPostSink
+from semel.sinks import CallbackSink, HttpPostSink, HttpSink
 from semel.testing import SinkContract
+from semel.testing.local import local_stage
 
 SCOPE = Scope("ledger", "payments", "main")
+ONCE = Backoff(tries=1)
 
 
 class Remembering:
@@ -166,6 +176,45 @@ def test_a_service_that_is_down_leaves_the_cycle_prepared(sink, service):
 
     service.answers = []
     assert sink.commit(txn, token) == SinkOK()
+
+
+def refused_for_good(*_):
+    raise ValueError("row 3 has no currency")
+
+
+@pytest.mark.parametrize("kind", ["receiver", "post", "callback"])
+def test_rows_that_are_refused_for_good_after_the_decision_stop_the_pipeline_no_longer(
+    service, tmp_path, kind
+):
+    with Service(tmp_path, refused_for_good) as receiving:
+        sink = {
+            "receiver": lambda: HttpSink(receiving.url, name="new", tries=1),
+            "post": lambda: HttpPostSink(service.url, staging=str(tmp_path), name="new"),
+            "callback": lambda: CallbackSink(refused_for_good, staging=str(tmp_path), name="new"),
+        }[kind]()
+        service.answers = [422] * 99
+        driver = Driver("shop", MemoryLedger(), [sink], settings=Settings(commit_backoff=ONCE))
+        driver.start()
+        driver.ledger.open_generation(driver.lease, "checkpoint")
+        cycle = CycleId(driver.scope, 1, 0)
+        batch = BatchRange.of_offsets({"orders/0": (0, 2)})
+        stage = local_stage([sink], [{"id": 1}, {"id": 2}], as_batch=pa.RecordBatch.from_pylist)
+        outcome = driver.run_cycle(cycle, lambda: batch, stage)
+        assert isinstance(outcome, CommitFatal)
+        driver.stop()
+        with pytest.raises(SemelError, match=r"cannot commit|did not commit"):
+            driver.start()
+        driver.stop()
+
+        pipeline, choice = Pipeline.of(driver), Choice(Way.ABANDON, "new")
+        record, plan = plan_resolution(pipeline, cycle.label, choice)
+        done = resolve(pipeline, record, plan, choice, who="ann", why="no currency")
+
+        assert done.finished, done
+        assert sink.recover(driver.scope) == []
+        driver.start()
+        driver.stop()
+        sink.close()
 
 
 def test_the_guarantee_says_that_it_is_weaker(sink):

@@ -12,11 +12,12 @@ from semel.files.sink import FilesSink
 from semel.lease import Owner, Takeover
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
-from semel.operate.backfill import Forgotten, add_sink, fill_scope, past_of
+from semel.operate.backfill import Forgotten, add_sink, past_of
 from semel.operate.resolution import Choice, Way, plan_resolution, resolve
-from semel.operate.status import Pipeline
+from semel.operate.status import Pipeline, fill_scope, status_of
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.driver import Driver, Heartbeat, Settings
+from semel.pipeline.sink import SinkFatal
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange
 from semel.pipeline.txn import CycleId, Scope
 from semel.testing.crash import Crash, crash_at
@@ -138,9 +139,9 @@ def stuck(shop, *sinks):
     return f"g1.b{at}"
 
 
-def give_up(shop, label, *sinks):
+def give_up(shop, label, *sinks, way=Way.WITHOUT):
     pipeline = Pipeline.of(shop.driver(*sinks))
-    choice = Choice(Way.WITHOUT, "new")
+    choice = Choice(way, "new")
     record, plan = plan_resolution(pipeline, label, choice)
     return resolve(pipeline, record, plan, choice, **WHO, takeover=Takeover.FORCE).finished
 
@@ -159,6 +160,102 @@ def test_a_cycle_whose_rows_a_sink_has_lost_is_given_up_and_comes_again():
     assert (shop.reread, done.cycles, done.needs_attention) == (["g1.b1"], 1, False)
     assert sorted(shop.new.visible) == sorted(shop.old.visible) == rows(0, 6)
     assert shop.fill().cycles == 0
+
+
+class Refusing(MemorySink):
+    """A sink whose other side refuses the rows of some cycles, once they are decided."""
+
+    refused = ()
+
+    def commit(self, txn, token):
+        no = txn.cycle.label in self.refused
+        return SinkFatal("422: row 3 has no currency") if no else super().commit(txn, token)
+
+
+def given_up_of(shop):
+    return status_of(shop.ledger, [shop.pipeline.scope]).scopes[0].given_up
+
+
+def test_rows_that_a_sink_will_never_take_are_abandoned_said_and_can_come_again():
+    shop = Shop(Refusing("new"))
+    shop.run(shop.old, shop.new)
+    shop.new.refused = ("g1.b1",)
+    label = stuck(shop, shop.old, shop.new)
+    with pytest.raises(Misuse, match="or --abandon if the sink will never take them"):
+        give_up(shop, label, shop.old, shop.new)
+
+    assert give_up(shop, label, shop.old, shop.new, way=Way.ABANDON)
+    shop.run(shop.old, shop.new)
+
+    assert sorted(shop.old.visible) == rows(0, 6)
+    assert sorted(shop.new.visible) == rows(0, 2) + rows(4, 6)
+    assert given_up_of(shop) == {"new": 2}
+    shop.new.refused = ()
+    assert shop.fill().cycles == 1
+    assert sorted(shop.new.visible) == rows(0, 6)
+    assert given_up_of(shop) == {}
+
+
+def test_a_sink_that_takes_the_rows_after_all_abandons_none():
+    shop = Shop()
+    label = stuck(shop, shop.old, shop.new)
+
+    assert give_up(shop, label, shop.old, shop.new, way=Way.ABANDON)
+
+    assert sorted(shop.new.visible) == rows(0, 2)
+    assert given_up_of(shop) == {}
+    assert shop.fill().cycles == 0
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_an_abandonment_that_died_is_repeated(dropped):
+    class Dying(Refusing):
+        dies = True
+
+        def abort(self, txn, token):
+            if self.dies:
+                self.dies = False
+                if dropped:
+                    super().abort(txn, token)
+                raise Crash
+            return super().abort(txn, token)
+
+    shop = Shop(Dying("new"))
+    shop.new.refused = ("g1.b0",)
+    label = stuck(shop, shop.old, shop.new)
+    with pytest.raises(Crash):
+        give_up(shop, label, shop.old, shop.new, way=Way.ABANDON)
+    assert given_up_of(shop) == {}
+
+    assert give_up(shop, label, shop.old, shop.new, way=Way.ABANDON)
+
+    shop.run(shop.old, shop.new)
+    assert sorted(shop.new.visible) == rows(2, 4)
+    assert given_up_of(shop) == {"new": 2}
+
+
+def test_rows_that_are_held_in_one_transaction_with_others_are_not_abandoned_alone():
+    class Sharing(Refusing):
+        transaction_key = "one database"
+
+        def join(self, sinks):
+            self.group = {sink.name: sink for sink in sinks}
+
+        def find_parents(self):
+            return ()
+
+        def prepare_all(self, txn, receipts):
+            return {name: self.group[name].prepare(txn, own) for name, own in receipts.items()}
+
+        def commit_all(self, txn, tokens):
+            return {name: self.group[name].commit(txn, own) for name, own in tokens.items()}
+
+    shop = Shop(Sharing("new"))
+    sinks = shop.old, shop.new, Sharing("other")
+    label = stuck(shop, *sinks)
+
+    with pytest.raises(Misuse, match="shares a transaction with sink 'other'"):
+        give_up(shop, label, *sinks, way=Way.ABANDON)
 
 
 def test_a_given_up_cycle_that_a_sink_still_holds_comes_from_the_sink_and_not_twice():

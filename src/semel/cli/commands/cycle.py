@@ -49,6 +49,14 @@ def resolve(
             "SINK",
         ),
     ] = None,
+    abandon: Annotated[
+        bool,
+        option(
+            "--abandon",
+            "With --without: also if the sink holds the rows and refuses them; they are dropped "
+            "there, after one more try.",
+        ),
+    ] = False,
 ) -> None:
     """Carry through a cycle that is committed and that recovery cannot finish.
 
@@ -59,7 +67,7 @@ def resolve(
     Example: semel cycle resolve --pipeline payments:pipeline --cycle g1.b42 --divert rejects
     --why "foreign rows took the keys"
     """
-    choice = _choice(sink, retry, divert, without)
+    choice = _choice(sink, retry, divert, without, abandon)
     known = need_pipeline(operator.answer, pipeline)
     record, plan = resolution.plan_resolution(known, cycle, choice)
     operator.answer.print(_plan_lines(plan))
@@ -78,15 +86,18 @@ def resolve(
 
 
 def _choice(
-    sink: str | None, retry: bool, divert: str | None, without: str | None
+    sink: str | None, retry: bool, divert: str | None, without: str | None, abandon: bool
 ) -> resolution.Choice:
     chosen = [retry, divert is not None, without is not None]
     if chosen.count(True) != 1:
         raise Misuse("choose one of --retry, --divert TABLE and --without SINK")
+    if abandon and without is None:
+        raise Misuse("--abandon needs the sink whose rows are given up: --without SINK --abandon")
     if without is not None:
         if sink is not None:
             raise Misuse("--without names its sink itself: leave --sink out")
-        return resolution.Choice(resolution.Way.WITHOUT, without)
+        way = resolution.Way.ABANDON if abandon else resolution.Way.WITHOUT
+        return resolution.Choice(way, without)
     if divert is not None:
         return resolution.Choice(resolution.Way.DIVERT, sink, divert)
     return resolution.Choice(resolution.Way.RETRY, sink)

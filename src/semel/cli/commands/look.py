@@ -19,6 +19,7 @@ from semel.cli.render import (
     Shape,
     at,
     bold,
+    column,
     counted,
     document,
     facts,
@@ -87,12 +88,26 @@ ATTEMPT = Shape(
     Field("finished_at"),
     Field("age_seconds", age_seconds),
 )
+
+
+def what_was_resolved(act: LedgerAct) -> str:
+    """What became of a cycle's sinks: ``g1.b42: entries abandon``."""
+    detail = act.detail if isinstance(act.detail, dict) else {}
+    found = [
+        f"{one['sink']} {one['did']}" + ("" if one["is_done"] else " (not done)")
+        for one in detail.get("sinks", ())
+        if isinstance(one, dict) and one.get("did", "nothing") != "nothing"
+    ]
+    return f"{detail.get('cycle')}: {', '.join(found)}" if found else ""
+
+
 ACT = Shape(
     LedgerAct,
     Field("at", head="when", cell=at),
     Field("who", head="who"),
     Field("act", head="act"),
     Field("why", head="why"),
+    column("did", what_was_resolved),
     Field("detail"),
 )
 SINK_CUT = Shape(
@@ -230,6 +245,8 @@ def _scope_facts(scope: ScopeStatus) -> Iterator[tuple[str, object]]:
         yield "last cycle", f"{last.txn.cycle.label} {last.state}, {ago}{rows}{why}"
     if scope.rejected:
         yield "rejected rows", pairs(scope.rejected)
+    if scope.given_up:
+        yield "given up rows", pairs(scope.given_up)
     if scope.advice:
         yield "next", red(scope.advice)
 
