@@ -49,6 +49,7 @@ ANSWERS: Final[Mapping[int, tuple[Response, str]]] = {
     409: (Response.REFUSED, "it contradicts what the receiver has"),
     410: (Response.REFUSED, "the receiver does not hold it: never prepared, aborted, or lost"),
     413: (Response.REFUSED, "a chunk is too large for the receiver; lower chunk_bytes"),
+    422: (Response.REFUSED, "the receiver refuses the rows"),
     425: (Response.LATER, "too early"),
     429: (Response.LATER, "too many requests"),
     501: (Response.REFUSED, "the receiver cannot do it"),

@@ -37,8 +37,8 @@ CALLS: Final = (
     ),
     ProtocolCall(
         *("POST", "/prepare/{txn}", "_prepare"),
-        "Promise to commit exactly these chunks; an older epoch is refused",
-        *("Promise", "", (400, 409, 410)),
+        "Promise to commit exactly these chunks; an older epoch is refused, and so are bad rows",
+        *("Promise", "", (400, 409, 410, 422)),
     ),
     ProtocolCall(
         *("POST", "/commit/{txn}", "_commit"),

@@ -37,14 +37,22 @@ Allow: TypeAlias = Callable[[Mapping[str, str]], bool]
 """Gets the headers of a request, their names in lower case; says whether it may be answered."""
 
 
-def receiver(url: str, apply: Apply = keep_rows, *, allow: Allow | None = None) -> Any:
+def receiver(
+    url: str,
+    apply: Apply = keep_rows,
+    *,
+    validate: Apply | None = None,
+    allow: Allow | None = None,
+) -> Any:
     """Make the ASGI application of a receiver with its tables in the database *url*.
 
     ``apply(connection, cycle, rows)`` writes the rows of a cycle with the connection of the
     commit's transaction; without it, they go into the table ``semel_received``.
+    ``validate`` gets the same before the decision, and may be the same function: what it writes
+    is rolled back, and what it raises refuses the rows with 422 while the cycle can be aborted.
     ``allow(headers)`` checks the login of each request: 401 where it is false.
     """
-    store = ReceiverStore(url, apply)
+    store = ReceiverStore(url, apply, validate)
     named = [
         (call.path.replace("{number}", "{number:int}"), call.method, HANDLERS[call.handler])
         for call in CALLS

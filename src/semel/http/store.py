@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
-from semel.errors import Misuse, require
+from semel.errors import Misuse, reason_of, require
 from semel.pipeline.txn import LABEL
 
 sa: Any = require("sqlalchemy", "receiver")
@@ -97,7 +97,7 @@ def keep_rows(connection: Any, cycle: str, rows: Iterable[dict[str, Any]]) -> No
 class ReceiverStore:
     """The receiver's tables; *apply* writes a cycle's rows in the transaction of its commit."""
 
-    def __init__(self, url: str, apply: Apply = keep_rows) -> None:
+    def __init__(self, url: str, apply: Apply = keep_rows, validate: Apply | None = None) -> None:
         kind = sa.engine.make_url(url).get_backend_name()
         if kind not in ("sqlite", "postgresql"):
             raise Misuse(f"a receiver's store is SQLite or PostgreSQL, not {kind}")
@@ -108,6 +108,7 @@ class ReceiverStore:
             sa.event.listen(self.engine, "connect", _own_transactions)
             sa.event.listen(self.engine, "begin", _begin_immediate)
         self._apply = apply
+        self._validate = validate
         _META.create_all(self.engine)
 
     def close(self) -> None:
@@ -196,8 +197,23 @@ class ReceiverStore:
             for task, number, digest, _ in chunks:
                 if have.get((task, number)) != digest:
                     raise Refusal(410, f"chunk {number} of task {task} is not here")
+            self._try(connection, txn, chunks)
             values = {"txn": txn, "token": text, "chunks": json.dumps(chunks), "at": time.time()}
             connection.execute(_PREPARED.insert().values(**values))
+
+    def _try(self, connection: Any, txn: str, chunks: Sequence[Sequence[Any]]) -> None:
+        """Refuse rows that the service would refuse after the decision; keeps nothing."""
+        if self._validate is None:
+            return
+        try:
+            with connection.begin_nested() as trial:
+                self._validate(connection, _cycle(txn), self._rows(connection, txn, chunks))
+                trial.rollback()
+        except (Refusal, OSError, sa.exc.OperationalError):
+            raise  # of the chunks, or of a service that does not answer now: not of the rows
+        except Exception as error:
+            words = reason_of(getattr(error, "orig", None) or error)
+            raise Refusal(422, f"the service refuses the rows: {words}") from error
 
     def commit(self, txn: str, token: Any) -> None:
         """Apply the chunks, write the proof and raise the mark: one transaction."""
@@ -217,7 +233,7 @@ class ReceiverStore:
             if len(proved) >= _REMEMBERED and _order(txn) < _order(proved[0]):
                 raise Refusal(409, f"it is below the oldest cycle that is remembered, {proved[0]}")
             rows = self._rows(connection, txn, json.loads(held.chunks))
-            self._apply(connection, f"{slug}.{cycle.partition('.')[2]}", rows)
+            self._apply(connection, cycle, rows)
             values = {"cycle": cycle, "txn": txn, "token": text, "at": time.time()}
             connection.execute(_PROOFS.insert().values(**values))
             scope = self._scope(connection, slug)

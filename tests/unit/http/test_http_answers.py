@@ -297,6 +297,84 @@ def test_a_receiver_asks_for_a_login_itself_where_its_framework_does_not(tmp_pat
     assert [answer.status_code for answer in answers] == [401, 200, 401, 200]
 
 
+def insert(connection, cycle, rows):
+    connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS entry (id INTEGER PRIMARY KEY)")
+    for row in rows:
+        connection.exec_driver_sql(f"INSERT INTO entry VALUES ({row['id']})")
+
+
+def entries(app):
+    with app.state.store.engine.connect() as connection:
+        return connection.exec_driver_sql("SELECT id FROM entry ORDER BY id").scalars().all()
+
+
+def check_rows_are_tried_before_the_decision(url):
+    app = receiver(url, insert, validate=insert)
+    with Served(app) as served:
+        sink = HttpSink(served.url, tries=1)
+        sink.fence(SCOPE, 1)
+        txn, token = prepared(sink)
+        with pytest.raises(sqlalchemy.exc.DatabaseError):
+            entries(app)  # what the trial wrote, the table among it, is not there
+        assert sink.commit(txn, token) == SinkOK()
+
+        again = CycleId(SCOPE, 1, 1).attempt()
+        writer = sink.stager(again).open("task")
+        writer.write(ROWS)
+        outcome = sink.prepare(again, [writer.finish()])
+
+        assert isinstance(outcome, SinkFatal)
+        assert re.search("422.*refuses the rows.*IntegrityError|unique constraint", str(outcome))
+        assert "DETAIL" not in str(outcome)
+        assert sink.look_up(again, None).found is Found.GONE
+        assert sink.abort(again, None) == SinkOK()
+        assert entries(app) == [1, 2]
+        sink.close()
+    app.state.store.close()
+
+
+def test_rows_are_tried_and_refused_before_the_decision(tmp_path):
+    check_rows_are_tried_before_the_decision(f"sqlite:///{tmp_path / 'received.db'}")
+
+
+@pytest.mark.postgres
+def test_rows_are_tried_and_refused_before_the_decision_in_postgresql(postgres_url):
+    url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    check_rows_are_tried_before_the_decision(url)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("row 3 has no currency"), SinkFatal),
+        (KeyError("currency"), SinkFatal),
+        (ConnectionError("the rates do not answer"), SinkRetryable),
+        (sqlalchemy.exc.OperationalError("SELECT", {}, Exception("locked")), SinkRetryable),
+    ],
+)
+def test_what_validation_raises_refuses_the_rows_unless_something_does_not_answer(
+    tmp_path, error, kind
+):
+    def validate(connection, cycle, rows):
+        assert [row["id"] for row in rows] == [1, 2]
+        raise error
+
+    app = receiver(f"sqlite:///{tmp_path / 'received.db'}", validate=validate)
+    with Served(app) as served:
+        sink = HttpSink(served.url, tries=1)
+        sink.fence(SCOPE, 1)
+        txn = CycleId(SCOPE, 1, 0).attempt()
+        writer = sink.stager(txn).open("task")
+        writer.write(ROWS)
+
+        outcome = sink.prepare(txn, [writer.finish()])
+
+        assert isinstance(outcome, kind)
+        assert "currency" in outcome.reason or kind is SinkRetryable
+        sink.close()
+    app.state.store.close()
+
+
 @pytest.mark.postgres
 def test_a_receiver_in_postgresql_commits_once_whoever_asks(postgres_url):
     url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
