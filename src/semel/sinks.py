@@ -13,6 +13,7 @@ SinkTxnId, Receipt, Tally               its arguments
 SinkOK, SinkRetryable, SinkFatal        its answers
 SinkFinding, Found, Guarantee           its answers to questions
 CountsVisibleRows, KnowsItsPlace, ReplacesRows    three more abilities that a sink can have
+UndoesCycles                            the ability to take the rows of one cycle away again
 """
 
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Tally,
         Tenant,
         TwoPhaseSink,
+        UndoesCycles,
         digest_of,
     )
     from semel.pipeline.txn import SinkTxnId
@@ -78,6 +80,7 @@ __all__ = [
     "Tally",
     "Tenant",
     "TwoPhaseSink",
+    "UndoesCycles",
     "committed_objects",
     "digest_of",
     "read_committed",
@@ -113,6 +116,7 @@ __getattr__ = lazily(
         "Tally": "semel.pipeline.sink",
         "Tenant": "semel.pipeline.sink",
         "TwoPhaseSink": "semel.pipeline.sink",
+        "UndoesCycles": "semel.pipeline.sink",
         "committed_objects": "semel.s3.reading",
         "digest_of": "semel.pipeline.sink",
         "read_committed": "semel.s3.reading",

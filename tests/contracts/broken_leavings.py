@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from semel.errors import Fenced
-from semel.memory.sink import MemorySink
-from semel.pipeline.sink import Found, SinkFatal, SinkFinding
+from semel.memory.sink import HeldRows, MemorySink
+from semel.pipeline.sink import Found, SinkFatal, SinkFinding, SinkOK, Tally
 from semel.pipeline.txn import CycleId
 
 
@@ -175,6 +177,56 @@ class RecoversGhosts(MemorySink):
         return super().recover(scope) or [CycleId(scope, 1, 1).attempt()]
 
 
+class UndoesEverything(MemorySink):
+    """Undo takes the rows of other cycles, too."""
+
+    def undo(self, txn, token):
+        outcome = super().undo(txn, token)
+        for other in [cycle for cycle in self.store.visible if cycle != txn.cycle]:
+            del self.store.visible[other]
+        return outcome
+
+
+class UndoesOnlyOnce(MemorySink):
+    """Undo is not repeatable."""
+
+    def undo(self, txn, token):
+        if txn in self.store.undone:
+            return SinkFatal(f"{txn} is not here")
+        return super().undo(txn, token)
+
+
+class UndoesWhenAsked(MemorySink):
+    """The check of an undo is the undo."""
+
+    def check_undo(self, txn, token):
+        found = super().check_undo(txn, token)
+        if not found and txn not in self.store.undone:
+            self.store.visible[txn.cycle] = replace(
+                self.store.visible[txn.cycle], held=HeldRows("", (), Tally(), 0.0)
+            )
+        return found
+
+
+class UndoesWhatIsHeld(MemorySink):
+    """Undo is taken for an abort."""
+
+    def undo(self, txn, token):
+        self.store.prepared.pop(txn, None)
+        return SinkOK() if txn.cycle not in self.store.visible else super().undo(txn, token)
+
+
+class UndoesWithoutProof(MemorySink):
+    """Undo puts the rows back to where a commit finds them."""
+
+    def undo(self, txn, token):
+        shown = self.store.visible.get(txn.cycle)
+        if shown is None:
+            return super().undo(txn, token)
+        self.store.prepared[txn] = self.store.visible.pop(txn.cycle).held
+        return SinkOK()
+
+
 LEAVINGS = {
     RecoversNothing: "recover_lists_what_a_dead_process_prepared",
     RecoversOtherScopes: "recover_keeps_queries_apps_and_ledgers_apart",
@@ -194,6 +246,11 @@ LEAVINGS = {
     LookUpRaises: "look_up_answers_even_with_a_broken_token",
     LookUpGuesses: "look_up_says_gone_for_what_was_never_prepared",
     RefusesItsOwnEpoch: "fencing_again_with_the_same_epoch_is_fine",
+    UndoesEverything: "undo_takes_away_the_rows_of_one_cycle_and_no_others",
+    UndoesOnlyOnce: "undo_is_repeated_by_another_process",
+    UndoesWhenAsked: "a_check_of_undo_changes_nothing",
+    UndoesWhatIsHeld: "what_is_not_committed_is_not_undone",
+    UndoesWithoutProof: "a_late_commit_does_not_bring_undone_rows_back",
     RecoversGhosts: "recover_lists_nothing_in_an_empty_store",
 }
 """Each of them, with the rule of the contract that names its fault."""

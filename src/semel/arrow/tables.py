@@ -47,6 +47,10 @@ _LOST_REPLIES: Final = 3
 _PAUSE_SECONDS: Final = 0.05
 
 
+REWRITTEN: Final = "rewritten-"
+"""How the folders begin in which a write by key puts the rows of others that it keeps."""
+
+
 class TableWrite(StrEnum):
     """What the rows of a cycle do to those that are in the table."""
 
@@ -94,6 +98,22 @@ class LoadedTable(Protocol):
 
     def commit(self, txn: SinkTxnId, record: Mapping[str, Any], digest: str) -> None:
         """Commit the record's files and the proof, once, on this state of the table.
+
+        Raises:
+            CommitRefused, SemelError: nothing was committed; any other error: unknown.
+        """
+
+    def own_files(self, txn: SinkTxnId) -> Mapping[str, int]:
+        """Return the attempt's data files that readers read now, with their numbers of rows."""
+
+    def keeps_files(self) -> str:
+        """Return why no file may be taken from the table; empty if it may."""
+
+    def was_undone(self, txn: SinkTxnId) -> bool:
+        """Return whether the table has the proof that the attempt's rows were taken away."""
+
+    def take_away(self, txn: SinkTxnId) -> None:
+        """Remove the attempt's own files, and set the proof, once, on this state of the table.
 
         Raises:
             CommitRefused, SemelError: nothing was committed; any other error: unknown.
@@ -284,6 +304,8 @@ class TableSink:
         """Look for the proof in the table, then for the record of the promise."""
         try:
             record, table = self._read(txn)
+            if table.was_undone(txn):
+                return SinkFinding(Found.GONE, f"{self.table} has the proof that it was undone")
             if table.proof(txn) is not None:
                 return SinkFinding(Found.VISIBLE, f"{self.table} has the proof of its commit")
             attempts = table.attempts(txn.scope)
@@ -298,6 +320,55 @@ class TableSink:
             return SinkFinding(Found.GONE, evidence)
         except (SemelError, OSError) as error:
             return SinkFinding(Found.UNREACHABLE, reason_of(error))
+
+    def check_undo(self, txn: SinkTxnId, token: Token) -> str:
+        table = self._load()
+        with self._storage_faults():
+            if table.was_undone(txn):
+                return "its rows were taken away before"
+            return self._irreversible(table, txn, token)
+
+    def _irreversible(self, table: LoadedTable, txn: SinkTxnId, token: Token) -> str:
+        if self.replaces_rows:
+            return f"write='{self.write}' replaces rows, and those that it replaced are not kept"
+        if token.get("table") != table.identity:
+            return "the table was dropped and made again"
+        if kept := table.keeps_files():
+            return kept
+        own = table.own_files(txn)
+        rows = sum(own.values())
+        if rows != token["rows"] or any(f"/{REWRITTEN}" in path for path in own):
+            return (
+                f"its own files have {rows} rows now, and it wrote {token['rows']}: files were "
+                f"rewritten since, as by a compaction, or rows were deleted; delete its rows by key"
+            )
+        return ""
+
+    def undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Remove the attempt's own data files from the table, and set a proof, in one commit."""
+        return _outcome(lambda: self._undo(txn, token))
+
+    def _undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        reason = f"other writers won {_RACES} races"
+        for race in range(_RACES):
+            time.sleep(random.uniform(0, _PAUSE_SECONDS) * min(race, 10))
+            table = self._load()
+            with self._storage_faults():
+                if table.was_undone(txn):
+                    return SinkOK()
+                if wrong := self._irreversible(table, txn, token):
+                    return SinkFatal(f"{txn} cannot be undone: {wrong}")
+            try:
+                table.take_away(txn)
+            except CommitRefused:
+                continue
+            except SemelError:
+                raise
+            except Exception as error:  # noqa: BLE001  it may have landed: the table is asked again
+                reason = f"the answer of the table is unknown: {reason_of(error)}"
+            else:
+                return SinkOK()
+        return SinkRetryable(f"{txn}: {reason}")
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         """List this scope's records whose cycles the table does not have."""

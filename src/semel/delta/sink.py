@@ -348,11 +348,30 @@ class DeltaTable:
         """Return what removes the files in the partitions of *files*."""
         partitions = {frozenset(file["values"].items()) for file in files}
         return [
-            # The log has the path as a URL, and the library writes it as a URL again.
-            transaction.RemoveAction(unquote(add["path"]), True, now, add["size_bytes"], values)
+            _removal(add, now)
             for add in pa.table(self.table.get_add_actions()).to_pylist()
-            if frozenset((values := partition_texts(add["partition"])).items()) in partitions
+            if frozenset(partition_texts(add["partition"]).items()) in partitions
         ]
+
+    def _own(self, txn: SinkTxnId) -> list[dict[str, Any]]:
+        adds = pa.table(self.table.get_add_actions()).to_pylist()
+        return [add for add in adds if is_file_of(txn, unquote(add["path"]))]
+
+    def own_files(self, txn: SinkTxnId) -> Mapping[str, int]:
+        return {add["path"]: add["num_records"] or 0 for add in self._own(txn)}
+
+    def keeps_files(self) -> str:
+        # An overwrite removes files, too.
+        beyond = _beyond_us(self.table.protocol(), TableWrite.OVERWRITE)
+        return "; ".join(beyond + _obstacles_of_removal(self.table.metadata()))
+
+    def was_undone(self, txn: SinkTxnId) -> bool:
+        return self._version(_undone(txn)) is not None
+
+    def take_away(self, txn: SinkTxnId) -> None:
+        now = int(time.time() * 1000)
+        actions = [_removal(add, now) for add in self._own(txn)]
+        self._commit(actions, {_undone(txn): 1}, {"semel.undone": str(txn)})
 
     def was_rewritten(self) -> bool:
         """Return whether somebody has rewritten files, as far as the log goes back."""
@@ -438,9 +457,18 @@ def _beyond_us(protocol: Any, write: TableWrite) -> list[str]:
 
 def _obstacles_of_overwrite(about: Any) -> list[str]:
     wrong = [] if about.partition_columns else ["it has no partitions to overwrite"]
-    if about.configuration.get("delta.appendOnly", "").lower() == "true":
-        wrong.append("delta.appendOnly=true, and an overwrite removes files")
-    return wrong
+    return wrong + _obstacles_of_removal(about)
+
+
+def _obstacles_of_removal(about: Any) -> list[str]:
+    is_on = about.configuration.get("delta.appendOnly", "").lower() == "true"
+    return ["delta.appendOnly=true, and files would be removed"] if is_on else []
+
+
+def _removal(add: Mapping[str, Any], now: int) -> Any:
+    # The log has the path as a URL, and the library writes it as a URL again.
+    values = partition_texts(add.get("partition") or {})  # a table without partitions has none
+    return transaction.RemoveAction(unquote(add["path"]), True, now, add["size_bytes"], values)
 
 
 def _app(scope: Scope) -> str:
@@ -449,6 +477,10 @@ def _app(scope: Scope) -> str:
 
 def _slot(txn: SinkTxnId, what: str) -> str:
     return f"{_app(txn.scope)}-{what}-{txn.cycle.batch % _PROOFS}"
+
+
+def _undone(txn: SinkTxnId) -> str:
+    return f"{_app(txn.scope)}-undone-{txn.cycle.label}"
 
 
 def _hash(text: str) -> str:

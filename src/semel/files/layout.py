@@ -8,6 +8,7 @@
         scope.json                         ledger, app, query, and the sink's name
         staged/<txn label>/<task>/         what tasks write
         prepared/<txn label>/              what prepare has collected and sealed with a token
+        undone/<txn label>/                the proof of a cycle whose rows were taken away
         marks/<txn label>                  empty files: the highest committed cycle
         fence/<epoch>                      empty files: the highest epoch
 
@@ -106,6 +107,10 @@ class Layout:
     def prepared(self, txn: SinkTxnId) -> str:
         """Return the folder of the prepared files of *txn*."""
         return os.path.join(self.home, "prepared", txn.label)
+
+    def undone(self, txn: SinkTxnId) -> str:
+        """Return the folder to which a visible one is moved when its cycle is undone."""
+        return os.path.join(self.home, "undone", txn.label)
 
     def shown(self, cycle: CycleId) -> str:
         """Return the visible folder of *cycle*.  Its name never looks like a number to a reader."""

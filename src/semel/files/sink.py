@@ -325,6 +325,40 @@ class FilesSink:
                 for batch in read_rows(os.path.join(folder, name), format, schema)
             )
 
+    def check_undo(self, txn: SinkTxnId, token: Token) -> str:
+        folder = Layout(self.path, txn.scope).shown(txn.cycle)
+        with faults(f"files sink {self.name}"):
+            shown = read_seal(folder)
+            if not isinstance(shown, Seal) or not shown.is_of(txn):
+                return f"{folder} does not exist, or is not of this attempt"
+            if differing := _differing(shown, token):
+                return f"{folder} differs from the token in {differing}"
+            return what_is_wrong(folder, shown.files) or ""
+
+    def undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Take the folder from readers by one rename, then remove its files and keep its seal."""
+        return self._outcome(lambda: self._undo(txn, token))
+
+    def _undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        layout = Layout(self.path, txn.scope)
+        folder, proof = layout.shown(txn.cycle), layout.undone(txn)
+        if read_seal(proof) is None:
+            if wrong := self.check_undo(txn, token):
+                return SinkFatal(f"{txn} cannot be undone: {wrong}")
+            os.makedirs(os.path.dirname(proof), exist_ok=True)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # another process did it
+                rename_folder(folder, proof)
+            sync_folder(self.path)
+            sync_folder(os.path.dirname(proof))
+            sync_folder(layout.home)
+        kept = read_seal(proof)
+        if not isinstance(kept, Seal) or not kept.is_of(txn):
+            return SinkFatal(f"{txn}: {proof} is not the proof that it was undone")
+        for name in kept.files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(proof, name))
+        return SinkOK()
+
     def guarantee(self) -> Guarantee:
         return Guarantee(
             effect=f"the rows of a cycle in {self.format} files under {self.path}, once each",

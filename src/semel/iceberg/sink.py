@@ -17,6 +17,7 @@ from typing import Any, Final
 from semel.arrow.attempts import Attempts, folder_of, is_file_of
 from semel.arrow.tables import (
     DEFAULT_FILE_BYTES,
+    REWRITTEN,
     CommitRefused,
     TableSink,
     TableWrite,
@@ -397,11 +398,39 @@ class IcebergTable:
                 change.delete_data_file(file)
         marks = Marks.of(table, txn.scope).raised(txn, digest, self._sink)
         draft.set_properties({_key(txn.scope): marks})
-        right_table = updates.AssertTableUUID(uuid=base.table_uuid)
+        self._send(draft, base.table_uuid)
+
+    def _send(self, draft: Any, table_uuid: Any) -> None:
+        right_table = updates.AssertTableUUID(uuid=table_uuid)
+        needs = (right_table, *draft._requirements)
         try:
-            self._catalog.commit_table(table, (right_table, *draft._requirements), draft._updates)
+            self._catalog.commit_table(self.table, needs, draft._updates)
         except exceptions.CommitFailedException as error:
             raise CommitRefused(str(error)) from error
+
+    def _own(self, txn: SinkTxnId) -> list[Any]:
+        found = [task.file for task in self.table.scan().plan_files()]
+        return [file for file in found if is_file_of(txn, file.file_path)]
+
+    def own_files(self, txn: SinkTxnId) -> Mapping[str, int]:
+        return {file.file_path: file.record_count for file in self._own(txn)}
+
+    def keeps_files(self) -> str:
+        return ""
+
+    def was_undone(self, txn: SinkTxnId) -> bool:
+        return _undone(txn) in self.table.metadata.properties
+
+    def take_away(self, txn: SinkTxnId) -> None:
+        draft = self.table.transaction()
+        update = draft.update_snapshot(snapshot_properties={"semel.undone": str(txn)})
+        own = self._own(txn)
+        # Also without files: a change of properties alone is not checked.
+        with update.overwrite() if own else update.fast_append() as change:
+            for file in own:
+                change.delete_data_file(file)
+        draft.set_properties({_undone(txn): str(txn)})
+        self._send(draft, self.table.metadata.table_uuid)
 
     def _replaced(
         self, txn: SinkTxnId, record: Mapping[str, Any], found: Sequence[Any]
@@ -412,7 +441,7 @@ class IcebergTable:
             return Replaced()
         keys = read_keys(self.table, self.root, record["keys"])
         # A folder of its own for each try: another process may be doing the same.
-        folder = f"{self.root}/{folder_of(txn)}/rewritten-{uuid.uuid4().hex}"
+        folder = f"{self.root}/{folder_of(txn)}/{REWRITTEN}{uuid.uuid4().hex}"
         replaced = without_keys(self.table, keys, folder)
         reach(CrashPoint.TABLE_COMMIT_REWRITTEN, self._sink)
         return replaced
@@ -504,6 +533,10 @@ _EFFECTS: Final = {
 }
 
 _PREFIX: Final = "semel.marks."
+
+
+def _undone(txn: SinkTxnId) -> str:
+    return f"semel.undone.{txn.slug}"
 
 
 def _marks_in(table: Any) -> dict[str, str]:

@@ -152,6 +152,7 @@ class MemoryStore:
     visible: dict[CycleId, Shown] = field(default_factory=dict, repr=False)
     marks: dict[Scope, SinkTxnId] = field(default_factory=dict, repr=False)
     epochs: dict[Scope, int] = field(default_factory=dict, repr=False)
+    undone: set[SinkTxnId] = field(default_factory=set, repr=False)
     names: dict[Scope, str] = field(default_factory=dict, repr=False)
     """What the sink that committed last is called, by scope."""
 
@@ -314,6 +315,8 @@ class MemorySink:
     def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
         with self.store.lock:
             shown = self.store.visible.get(txn.cycle)
+            if txn in self.store.undone:
+                return SinkFinding(Found.GONE, "its rows were taken away")
             if shown is not None and shown.txn == txn:
                 rows = shown.held.tally.rows
                 return SinkFinding(Found.VISIBLE, f"{rows} rows are visible", shown.since)
@@ -343,6 +346,26 @@ class MemorySink:
     def mark(self, scope: Scope) -> SinkTxnId | None:
         with self.store.lock:
             return self.store.marks.get(scope)
+
+    def check_undo(self, txn: SinkTxnId, token: Token) -> str:
+        with self.store.lock:
+            shown = self.store.visible.get(txn.cycle)
+            if shown is None or shown.txn != txn or dict(token) != _token(txn, shown.held):
+                return f"{txn} is not visible here with these rows"
+            return ""
+
+    def undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Leave the proof of the commit, without rows."""
+        with self.store.lock:
+            if txn in self.store.undone:
+                return SinkOK()
+            if wrong := self.check_undo(txn, token):
+                return SinkFatal(wrong)
+            shown = self.store.visible[txn.cycle]
+            nothing = replace(shown.held, rows=(), tally=Tally())
+            self.store.visible[txn.cycle] = replace(shown, held=nothing)
+            self.store.undone.add(txn)
+            return SinkOK()
 
     def find_place(self) -> str:
         """Return nothing: memory does not last from one process to the next."""

@@ -257,6 +257,24 @@ class CannotCountRows(Protocol):
 
 
 @runtime_checkable
+class UndoesCycles(Protocol):
+    """A sink that can take the rows of one committed cycle away, and no others."""
+
+    def check_undo(self, txn: SinkTxnId, token: Token) -> str:
+        """Return why that is impossible; empty if `undo` can succeed.  Changes nothing.
+
+        Raises:
+            Retryable: the sink does not answer.
+        """
+
+    def undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Take the rows away for ever; OK only with evidence, also when it is repeated.
+
+        A late commit of *txn* must not bring them back.  The mark stays.
+        """
+
+
+@runtime_checkable
 class ReplacesRows(Protocol):
     """A sink in which a later cycle's row may take the place of an earlier one's."""
 

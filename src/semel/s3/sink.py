@@ -363,6 +363,8 @@ class S3Sink:
         manifest = _manifest(txn.cycle)
         shown = self.store.get(manifest)
         if shown is not None and _is_of(shown, txn):
+            if _UNDONE in shown:
+                return SinkFinding(Found.GONE, f"{manifest} says that its rows were taken away")
             torn = self._torn(txn, shown)
             return SinkFinding(Found.VISIBLE, torn or f"{manifest} names it", shown.get("at"))
         occupied = f"; {_taken(txn, shown)}" if shown is not None else ""
@@ -471,6 +473,35 @@ class S3Sink:
             except Missing:
                 return None
 
+    def check_undo(self, txn: SinkTxnId, token: Token) -> str:
+        with self._telling():
+            return self._irreversible(txn, token, self.store.get(_manifest(txn.cycle)))
+
+    def _irreversible(self, txn: SinkTxnId, token: Token, shown: Mapping[str, Any] | None) -> str:
+        if shown is None or not _is_of(shown, txn):
+            return f"{_manifest(txn.cycle)} does not exist, or is not of this attempt"
+        if _UNDONE in shown:
+            return "its rows were taken away before"
+        if differing := _differing(shown, token):
+            return f"its manifest differs from the token in {differing}"
+        return self._torn(txn, shown) or ""
+
+    def undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Replace the manifest by one without objects, then delete the objects."""
+        return self._outcome(lambda: self._undo(txn, token))
+
+    def _undo(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        shown = self.store.get(_manifest(txn.cycle))
+        if shown is None or not _is_of(shown, txn) or _UNDONE not in shown:
+            if wrong := self._irreversible(txn, token, shown):
+                return SinkFatal(f"{txn} cannot be undone: {wrong}")
+            # It is not deleted: a commit that slept meanwhile would put it again.
+            names = [one["name"] for one in (shown or {})["objects"]]
+            shown = {**(shown or {}), "objects": [], _UNDONE: names}
+            self.store.put(_manifest(txn.cycle), shown)
+        self.store.delete([name for name in shown[_UNDONE] if txn_of(txn.scope, name) == txn])
+        return SinkOK()
+
     def guarantee(self) -> Guarantee:
         return Guarantee(
             effect=f"the rows of a cycle in {self.format} objects under {self.place}, once each",
@@ -565,6 +596,10 @@ class S3Sink:
             return SinkFatal(f"s3 sink {self.name}: {reason_of(error)}")
         except SemelError as error:
             return SinkRetryable(f"s3 sink {self.name}: {reason_of(error)}")
+
+
+# The key of a manifest whose cycle was undone: the names of the objects that it had.
+_UNDONE: Final = "undone"
 
 
 def _home(scope: Scope) -> str:

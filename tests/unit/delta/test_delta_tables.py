@@ -534,3 +534,90 @@ def test_a_reader_of_another_lineage_reads_the_delta_table(uri, monkeypatch, tmp
     found = chdb.query(f"SELECT count(), sum(id), max(text) FROM deltaLakeLocal('{uri}')")
 
     assert str(found).strip() == '6,15,"row 5"'
+
+
+def test_a_cycle_is_undone_in_a_partitioned_table_beside_other_writers(tmp_path):
+    uri = str(tmp_path / "parts")
+    DeltaTable.create(uri, SCHEMA, partition_by=["text"])
+    sink, one, two = DeltaSink(uri), txn(0), txn(1)
+    odd = pa.RecordBatch.from_pylist(
+        [{"id": 1, "text": "a b/c=%"}, {"id": 2, "text": None}], SCHEMA
+    )
+    token = committed(sink, one, odd)
+    committed(sink, two, rows(3))
+    write_deltalake(uri, pa.Table.from_batches([rows(4)]), mode="append")
+
+    assert sink.check_undo(one, token) == ""
+    assert sink.undo(one, token) == SinkOK()
+
+    assert ids(uri) == [3, 4]
+    assert sink.visible_tally(one.cycle, token) == Tally()
+    assert DeltaTable(uri, version=1).to_pyarrow_table().num_rows == 2, "older versions stay"
+
+
+def compact(uri):
+    DeltaTable(uri).optimize.compact()
+
+
+def delete(uri):
+    DeltaTable(uri).delete("id = 1")
+
+
+def keep(uri):
+    DeltaTable(uri).alter.set_table_properties({"delta.appendOnly": "true"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(compact, "rewritten"), (delete, "rewritten"), (keep, "appendOnly")]
+)
+def test_a_cycle_whose_files_are_not_its_own_any_more_is_not_undone(uri, change, words):
+    sink, one = DeltaSink(uri), txn(0)
+    token = committed(sink, one, rows(1, 2))
+    committed(sink, txn(1), rows(3))
+    change(uri)
+    before = ids(uri)
+
+    assert words in sink.check_undo(one, token)
+    assert isinstance(sink.undo(one, token), SinkFatal)
+    assert ids(uri) == before
+
+
+def test_an_overwrite_is_not_undone(tmp_path):
+    uri = str(tmp_path / "parts")
+    DeltaTable.create(uri, SCHEMA, partition_by=["text"])
+    sink, one = DeltaSink(uri, write="overwrite"), txn(0)
+    token = committed(sink, one, rows(1))
+
+    assert "replaces rows" in sink.check_undo(one, token)
+
+
+class LosesAnswers(DeltaSink):
+    """Somebody appends between its look and its removal, and then an answer is lost."""
+
+    trouble = 2
+
+    def _load(self):
+        loaded = super()._load()
+        take_away = loaded.take_away
+
+        def troubled(one):
+            self.trouble -= 1
+            if self.trouble == 1:
+                write_deltalake(self.table, pa.Table.from_batches([rows(9)]), mode="append")
+            take_away(one)
+            if self.trouble == 0:
+                raise ConnectionError("no answer")
+
+        loaded.take_away = troubled
+        return loaded
+
+
+def test_a_lost_race_and_a_lost_answer_undo_a_cycle_once(uri):
+    sink, one = LosesAnswers(uri), txn(0)
+    token = committed(sink, one, rows(1))
+
+    assert sink.undo(one, token) == SinkOK()
+
+    assert sink.trouble == 0
+    assert ids(uri) == [9]
+    assert DeltaTable(uri).version() == 3

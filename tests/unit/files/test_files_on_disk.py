@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -254,3 +255,31 @@ def test_a_disk_that_does_not_answer_makes_look_up_unreachable(sink, txn, monkey
         sink.recover(SCOPE)
     with pytest.raises(Retryable):
         sink.mark(SCOPE)
+
+
+def test_an_undo_that_died_after_its_rename_is_ended_by_the_next_one(sink, txn, monkeypatch):
+    token = committed(sink, txn, [1, 2])
+    unlink = os.unlink
+
+    def dying(path):
+        monkeypatch.setattr(os, "unlink", unlink)
+        raise OSError(errno.EIO, "the disk is away")
+
+    monkeypatch.setattr(os, "unlink", dying)
+    assert not isinstance(sink.undo(txn, token), SinkOK)
+    assert read(sink) == []
+
+    assert sink.undo(txn, token) == SinkOK()
+    proof = Path(sink.path, "_semel", SCOPE.slug, "undone", txn.label)
+    assert [path.name for path in proof.iterdir()] == [TOKEN_FILE]
+    assert sink.look_up(txn, token).found is Found.GONE
+
+
+def test_a_folder_with_foreign_files_is_not_undone(sink, txn):
+    token = committed(sink, txn, [1])
+    folder = next(Path(sink.path).glob("cycle=*"))
+    (folder / "added.parquet").write_bytes(b"by hand")
+
+    assert "semel did not write" in sink.check_undo(txn, token)
+    assert isinstance(sink.undo(txn, token), SinkFatal)
+    assert (folder / "added.parquet").exists()

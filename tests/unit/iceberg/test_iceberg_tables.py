@@ -21,7 +21,7 @@ from pyiceberg.transforms import (
 )
 
 from semel.errors import Misuse, Permanent, Retryable
-from semel.pipeline.sink import SinkOK, Tally
+from semel.pipeline.sink import SinkFatal, SinkOK, Tally
 from semel.sinks import IcebergSink
 from tests.unit.iceberg.iceberg_place import SCOPE, committed, prepared, rows, stage, txn
 
@@ -294,3 +294,40 @@ def test_a_reader_of_another_lineage_finds_the_rows_on_s3(seaweedfs, chdb):
     found = chdb.query(f"SELECT count(), sum(id), max(text) FROM icebergS3({url})")
 
     assert str(found).strip() == '6,15,"row 5"'
+
+
+def test_a_cycle_is_undone_after_the_table_was_partitioned_anew(lake):
+    lake.create(("id", pa.int64()), ("text", pa.string()))
+    sink, one, two = lake.sink(), txn(0), txn(1)
+    token = committed(sink, one, rows(1, 2))
+    with lake.table().update_spec() as change:
+        change.add_identity("text")
+    committed(sink, two, rows(3))
+    lake.table().append(pa.Table.from_batches([rows(4)]))
+
+    assert sink.check_undo(one, token) == ""
+    assert sink.undo(one, token) == SinkOK()
+
+    assert lake.ids() == [3, 4]
+    assert sink.visible_tally(one.cycle, token) == Tally()
+
+
+def test_a_cycle_of_which_rows_were_deleted_is_not_undone(lake):
+    lake.create(("id", pa.int64()), ("text", pa.string()))
+    sink, one = lake.sink(), txn(0)
+    token = committed(sink, one, rows(1, 2))
+    lake.table().delete("id = 1")
+
+    assert "rewritten since" in sink.check_undo(one, token)
+    assert isinstance(sink.undo(one, token), SinkFatal)
+    assert lake.ids() == [2]
+
+
+def test_an_upsert_is_not_undone_whatever_the_sink_is_set_to_now(lake):
+    lake.create(("id", pa.int64()), ("text", pa.string()))
+    committed(lake.sink(), txn(0), rows(1, 2))
+    sink, one = lake.sink(key="id"), txn(1)
+    token = committed(sink, one, rows(2))
+
+    assert "replaces rows" in sink.check_undo(one, token)
+    assert "rewritten since" in lake.sink().check_undo(one, token)

@@ -18,7 +18,7 @@ from semel.memory.ledger import MemoryLedger
 from semel.operate.backfill import add_sink
 from semel.operate.resolution import Choice, Way, plan_resolution, resolve
 from semel.operate.status import Pipeline
-from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, tally_of
+from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, Tally, tally_of
 from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId, Scope
 from semel.s3.staging import UploadedFile
@@ -354,3 +354,41 @@ def test_wrong_settings_of_an_s3_sink_are_refused_at_once(url, options):
         S3Sink(url, **options)
 
     assert "secret" not in str(refused.value)
+
+
+def test_a_commit_that_slept_does_not_bring_undone_rows_back(place):
+    sink = place.sink()
+    txn, token, _ = prepared(sink, pa.RecordBatch.from_pydict({"id": [1, 2]}))
+    asleep, put_new = place.sink(), ObjectStore.put_new
+
+    def slept(store, name, content):
+        """Put the manifest only after another process has committed and undone the cycle."""
+        if store is asleep.store and name.startswith("_commits/"):
+            assert sink.commit(txn, token) == SinkOK()
+            assert sink.undo(txn, token) == SinkOK()
+        return put_new(store, name, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ObjectStore, "put_new", slept)
+        asleep.commit(txn, token)
+
+    assert place.rows() == []
+    assert committed_objects(place.url, endpoint=place.endpoint) == []
+    assert sink.visible_tally(txn.cycle, token) == Tally()
+
+
+def test_an_undo_that_died_before_it_deleted_objects_is_ended_by_the_next_one(place, monkeypatch):
+    sink = place.sink()
+    txn, token, _ = committed(sink, pa.RecordBatch.from_pydict({"id": [1, 2]}))
+    delete = ObjectStore.delete
+
+    def dying(store, names):
+        monkeypatch.setattr(ObjectStore, "delete", delete)
+        raise Retryable("the store is away")
+
+    monkeypatch.setattr(ObjectStore, "delete", dying)
+    assert isinstance(sink.undo(txn, token), SinkRetryable)
+    assert place.rows() == []
+
+    assert sink.undo(txn, token) == SinkOK()
+    assert [name for name, _ in sink.store.names("") if not name.startswith("_")] == []

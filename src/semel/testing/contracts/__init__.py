@@ -1,6 +1,6 @@
 """The contracts of semel's protocols as abstract pytest classes, for users' implementations too.
 
-sink     sink_phases sink_world
+sink     sink_phases sink_undo sink_world
 ledger   ledger_decisions ledger_world
 broker   broker_sharing broker_world
 claims

@@ -37,6 +37,7 @@ from semel.testing.contracts.sink_phases import (
     SinkIsLookedUp,
     SinkPrepares,
 )
+from semel.testing.contracts.sink_undo import SinkUndoes
 from semel.testing.contracts.sink_world import (
     Capability,
     SinkWorld,
@@ -688,5 +689,6 @@ class SinkContract(
     SinkMarks,
     SinkShowsRows,
     SinkObjects,
+    SinkUndoes,
 ):
     """Subclass it in a test module, override the hooks of `SinkWorld`, and run pytest."""
