@@ -16,7 +16,8 @@ Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
     verification   cycles_to_verify, verify: rows staged against rows visible
     adoption       plan_adoption, adopt: go on with a checkpoint (`open_checkpoint`) that does
                    not follow from the ledger
-    resolution     plan_resolution, resolve: carry a stuck cycle through
+    resolution     plan_resolution, resolve: carry a stuck cycle through; plan_undo, undo: take
+                   the rows of a finished one away
     backfill       add_sink: write the cycles that were committed without a sink
     places         rename_sink, move_sink, rename_app: names and places change
     ledger         check, copy and restore the ledger itself

@@ -16,8 +16,8 @@ from typing import Final, TypeAlias
 
 from semel.errors import Misuse, NeedsOperator, Retryable
 from semel.lease import Takeover
-from semel.operate.status import Pipeline, fill_scope, given_up
-from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded
+from semel.operate.status import Pipeline, fill_scope, given_up, undone
+from semel.pipeline.cycle import CommitAborted, CommitFatal
 from semel.pipeline.driver import Driver, Heartbeat, Stage
 from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger, mark_of
 from semel.pipeline.sink import Found, ReplacesRows, TwoPhaseSink
@@ -82,7 +82,8 @@ def past_of(
 ) -> list[PastCycle]:
     """List the cycles that were committed without *sink*, oldest first, filled or not.
 
-    Those that it lost, and that were given up by `semel cycle resolve`, are among them.
+    Those that it lost, and that were given up by `semel cycle resolve`, are among them; those
+    that were undone are not.
 
     Raises:
         NeedsOperator: the ledger has forgotten some, or a source cannot be read again.
@@ -92,7 +93,9 @@ def past_of(
     records.sort(key=lambda one: one.txn.cycle)
     absent = [one for one in records if sink.name not in {*one.tokens, *one.rows}]
     lost = _lost(ledger, scope, sink, records)
+    gone = {cycle for cycle, _ in undone(ledger, scope)}
     missed = [one for one in records if one in absent or one in lost]
+    missed = [one for one in missed if one.txn.cycle not in gone]
     past = [PastCycle(one.txn.cycle, one.range or BatchRange()) for one in missed]
     for one in past:
         if any(source.kind is SourceKind.EPHEMERAL for source in one.range.sources):
@@ -251,7 +254,14 @@ def _same(past: PastCycle, scope: Scope) -> CycleId:
 
 
 def _fill(driver: Driver, sink: str, cycle: CycleId, stage: Stage) -> int:
-    """Write the rows of one past cycle; return how many there are.
+    """Write the rows of one past cycle; return how many there are."""
+    run_counted(driver, cycle, stage)
+    record = driver.ledger.committed(cycle)
+    return record.rows.get(sink, 0) if record else 0
+
+
+def run_counted(driver: Driver, cycle: CycleId, stage: Stage) -> None:
+    """Run a cycle of an operator's own pipeline, whose source is the count of its cycles.
 
     Raises:
         Retryable: it was aborted, and nothing of it is visible.
@@ -259,26 +269,20 @@ def _fill(driver: Driver, sink: str, cycle: CycleId, stage: Stage) -> int:
     """
     ledger, scope = driver.ledger, driver.scope
     for number in range(len(ledger.generations(scope)) + 1, cycle.generation + 1):
-        ledger.open_generation(driver.lease, f"fill-{number}")
+        ledger.open_generation(driver.lease, f"{scope.query}-{number}")
     # The source's own ranges have gaps where the sink took part in between.
     ends = ledger.positions(scope, BatchRange()).ends.values()
     at = max((position.end for position in ends), default=0)
     counted = BatchRange.of_offsets({"filled": (at, at + 1)})
-    outcome = driver.run_cycle(cycle, lambda: counted, stage)
-    match outcome:
-        case CommitSucceeded():
-            record = ledger.committed(cycle)
-            return record.rows.get(sink, 0) if record else 0
+    match driver.run_cycle(cycle, lambda: counted, stage):
         case CommitAborted(reason):
             raise NotFilled(str(cycle), reason)
         case CommitFatal(reason, cause=cause):
             raise FillStopped(str(cycle), reason) from cause
-        case _:
-            return 0
 
 
 class NotFilled(Retryable):
-    """A past cycle could not be written now; what was filled before it stays."""
+    """A past cycle could not be written, or undone, now; what was done before it stays."""
 
     def __init__(self, cycle: str, reason: str) -> None:
         super().__init__(cycle, reason)

@@ -1,22 +1,52 @@
-"""Resolving a stuck cycle: it is committed, and recovery cannot finish it."""
+"""One cycle settled by an operator: a stuck one is resolved, a finished one is undone.
+
+An undo is a cycle itself, in a scope of its own with the query ``<query>-undo``: it is prepared
+in every sink, decided once in the ledger, and carried through after a crash.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK
-from semel.errors import Misuse, SemelError, reason_of
+from semel.errors import Misuse, NeedsOperator, SemelError, reason_of
 from semel.events import Events
 from semel.lease import Owner, Takeover
-from semel.operate.status import GIVES_UP, RESOLVE, RESOLVED, Pipeline, cycle_of, given_up
-from semel.pipeline.ledger import AttemptRecord, CycleState, ScopeLease
-from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
+from semel.operate.backfill import run_counted
+from semel.operate.status import (
+    GIVES_UP,
+    RESOLVE,
+    RESOLVED,
+    UNDO,
+    UNDONE,
+    Pipeline,
+    cycle_of,
+    fill_scope,
+    given_up,
+    undo_scope,
+    undone,
+)
+from semel.pipeline.driver import Driver, Heartbeat
+from semel.pipeline.ledger import AttemptRecord, CycleState, ScopeLease, mark_of
+from semel.pipeline.sink import (
+    Found,
+    Receipt,
+    SinkFatal,
+    SinkFinding,
+    SinkOK,
+    SinkOutcome,
+    Stager,
+    Tally,
+    Token,
+    TwoPhaseSink,
+    UndoesCycles,
+)
 from semel.pipeline.twophase import commit_with_retries, guarded, in_groups
-from semel.pipeline.txn import CycleId, SinkTxnId
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 
 @runtime_checkable
@@ -326,3 +356,277 @@ def _finish(
             return False
     pipeline.ledger.finish(lease, record.txn)
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOfUndo:
+    """What one sink has of the cycle, and what will be done with it."""
+
+    sink: str
+    rows: int | None
+    will: str
+    """undo, without, or nothing."""
+
+    reason: str = ""
+    """Why nothing is to be done there."""
+
+    refusal: str = ""
+    """Why its rows cannot be taken away."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoPlan:
+    """The answer of `plan_undo`."""
+
+    scope: str
+    ledger: str
+    cycle: str
+    undone_before: bool
+    """The decision to undo it stands: nothing more is decided."""
+
+    sinks: list[SinkOfUndo]
+
+    @property
+    def needs_attention(self) -> bool:
+        """Return whether a sink refuses, and with it the whole undo."""
+        return any(sink.refusal for sink in self.sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """The answer of `undo`."""
+
+    plan: UndoPlan
+    who: str
+    why: str
+    decided_by: str
+    """The scope whose ledger records have the decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of the cycle in one sink."""
+
+    txn: SinkTxnId
+    token: Token
+    rows: int
+
+
+def plan_undo(pipeline: Pipeline, label: str, without: Collection[str] = ()) -> UndoPlan:
+    """Ask every sink whether it can take the rows of a finished cycle away; changes nothing.
+
+    The sinks of *without* are left as they are.
+
+    Raises:
+        Misuse: the cycle is not finished, or has no part in a sink of *without*.
+    """
+    return _plan_undo(pipeline, label, without)[0]
+
+
+def _plan_undo(
+    pipeline: Pipeline, label: str, without: Collection[str]
+) -> tuple[UndoPlan, dict[str, _Part]]:
+    ledger, scope = pipeline.ledger, pipeline.scope
+    cycle = cycle_of(scope, label)
+    before = any(one == cycle for one, _ in undone(ledger, scope))
+    record = ledger.committed(cycle)
+    if record is None or record.state is not CycleState.FINISHED:
+        raise Misuse(
+            f"cycle {cycle} is not finished in ledger {ledger.url}, or is pruned there, so it "
+            f"cannot be undone; see `semel history --cycle {label}`"
+        )
+    configured = {sink.name: sink for sink in pipeline.sinks}
+    names = sorted({*record.tokens, *configured})
+    sinks, parts = [], {}
+    for name in names:
+        one, part = _of_undo(pipeline, record, name, configured.get(name))
+        if name in without:
+            one = replace(one, will="without", refusal="", reason="left as it is")
+        elif one.will == "undo" and part is not None and not before:
+            parts[name] = part
+        if one.will != "nothing" or name in record.tokens:
+            sinks.append(replace(one, will="nothing", refusal="") if before else one)
+    if strange := sorted({*without} - {one.sink for one in sinks}):
+        raise Misuse(f"sink {strange[0]!r} has no rows of {cycle}")
+    return UndoPlan(str(scope), ledger.url, label, before, sinks), parts
+
+
+def _of_undo(
+    pipeline: Pipeline, record: AttemptRecord, name: str, sink: TwoPhaseSink | None
+) -> tuple[SinkOfUndo, _Part | None]:
+    ledger, cycle = pipeline.ledger, record.txn.cycle
+    rows = record.rows.get(name)
+    if sink is None:
+        return SinkOfUndo(name, rows, "undo", refusal="it is not configured any more"), None
+    part = None
+    if name in record.tokens:
+        part = _Part(record.txn, record.tokens[name], rows or 0)
+    lost = (cycle, name) in given_up(ledger, pipeline.scope)
+    if part is None or (lost and sink.look_up(part.txn, part.token).found is Found.GONE):
+        fill = fill_scope(pipeline.scope, name)
+        filled = ledger.committed(CycleId(fill, cycle.generation, cycle.batch))
+        mark = mark_of(ledger, fill)
+        if filled is None and mark is not None and mark.cycle >= cycle:
+            words = "`semel sink add` may have written it, and the ledger has forgotten how"
+            return SinkOfUndo(name, rows, "undo", refusal=words), None
+        if filled is None:
+            return SinkOfUndo(name, rows, "nothing", "it has no rows of the cycle"), None
+        part = _Part(filled.txn, filled.tokens[name], filled.rows.get(name, 0))
+    return SinkOfUndo(name, part.rows, "undo", refusal=_refusal(sink, part)), part
+
+
+def _refusal(sink: TwoPhaseSink, part: _Part) -> str:
+    if not isinstance(sink, UndoesCycles):
+        return f"{type(sink).__name__} has no way to take away the rows of one cycle"
+    try:
+        return sink.check_undo(part.txn, part.token)
+    except Exception as error:  # noqa: BLE001  one sink's silence must not hide the others' answers
+        return reason_of(error)
+
+
+def undo(
+    pipeline: Pipeline,
+    label: str,
+    without: Collection[str] = (),
+    *,
+    who: str,
+    why: str,
+    takeover: Takeover = Takeover.WAIT,
+) -> Undone:
+    """Take the rows of a finished cycle away, in all its sinks or in none.
+
+    May be repeated: it finishes first what was decided before a crash.  The pipeline may run.
+
+    Raises:
+        NeedsOperator: a sink cannot take its rows away; nothing was changed.
+        LeaseHeld: another process undoes a cycle of this pipeline.
+    """
+    ledger, scope = pipeline.ledger, pipeline.scope
+    target = undo_scope(scope)
+    sinks = [
+        _UndoingSink(sink, scope, label if sink.name in without else "") for sink in pipeline.sinks
+    ]
+    settings = replace(pipeline.settings, takeover=takeover)
+    driver = Driver(target.app, ledger, sinks, target.query, settings=settings)
+    driver.start()
+    beat = Heartbeat(ledger, driver.lease).start()
+    try:
+        plan, parts = _plan_undo(pipeline, label, without)
+        if plan.needs_attention:
+            words = "; ".join(f"{one.sink}: {one.refusal}" for one in plan.sinks if one.refusal)
+            raise NeedsOperator(f"cycle {scope}/{label} cannot be undone, nothing was: {words}")
+        if not plan.undone_before:
+            if not parts:
+                raise Misuse(f"no sink is left in which cycle {scope}/{label} could be undone")
+            ledger.record_act(scope, who, UNDO, why, asdict(plan))
+            for sink in sinks:
+                sink.part = parts.get(sink.name)
+            mark = mark_of(ledger, target)
+            number = 0 if mark is None else mark.cycle.batch + 1
+            run_counted(driver, CycleId(target, 1, number), partial(_counted, parts, sinks))
+        _record_undone(pipeline, label, without, who, why)
+    finally:
+        beat.stop()
+        driver.stop()
+    return Undone(plan, who, why, str(target))
+
+
+def _counted(
+    parts: Mapping[str, _Part], sinks: Sequence[TwoPhaseSink], txn: SinkTxnId
+) -> Mapping[str, Sequence[Receipt]]:
+    """Stage nothing, and count the rows that are taken away."""
+    rows = {name: Tally(part.rows) for name, part in parts.items()}
+    return {one.name: [Receipt("undo", rows.get(one.name, Tally()))] for one in sinks}
+
+
+def _record_undone(
+    pipeline: Pipeline, label: str, without: Collection[str], who: str, why: str
+) -> None:
+    ledger, scope = pipeline.ledger, pipeline.scope
+    if any(act.act == UNDONE and act.detail["cycle"] == label for act in ledger.acts(scope)):
+        return
+    cycle = cycle_of(scope, label)
+    names = sorted({name for one, name in undone(ledger, scope) if one == cycle} | {*without})
+    done = [
+        {"sink": name, "did": "without" if name in without else "undo", "is_done": True}
+        for name in names
+    ]
+    ledger.record_act(scope, who, UNDONE, why, {"cycle": label, "sinks": done})
+
+
+@dataclass(eq=False)
+class _UndoingSink:
+    """A sink of the scope that undoes: what it commits is that rows are taken away.
+
+    It holds nothing itself: its tokens are in the ledger, and the rows are in the sink.
+    """
+
+    _sink: TwoPhaseSink
+    _scope: Scope
+    _left_out: str
+    """The cycle whose rows stay here, though a decision may want them away."""
+
+    part: _Part | None = None
+    """What the next cycle takes away here."""
+
+    rows: Any = None
+
+    @property
+    def name(self) -> str:
+        return self._sink.name
+
+    def check(self, schema: Any) -> None:
+        """Do nothing: there are no rows."""
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        """Do nothing: what an older owner still does repeats what was decided."""
+
+    def stager(self, txn: SinkTxnId) -> Stager:
+        raise Misuse("an undo stages no rows")
+
+    def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        if self.part is None:
+            return SinkOK({})
+        if refusal := _refusal(self._sink, self.part):
+            return SinkFatal(refusal)
+        target = self.part.txn
+        about = {"query": target.scope.query, "txn": target.label, "cycle": target.cycle.label}
+        return SinkOK({**about, "token": dict(self.part.token)})
+
+    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        if not token or self._left_out == token["cycle"]:
+            return SinkOK()
+        if not isinstance(self._sink, UndoesCycles):
+            return SinkFatal(f"sink {self.name!r} is another one than the one that promised it")
+        outcome = self._sink.undo(self._target(token), token["token"])
+        if not isinstance(outcome, SinkFatal):
+            return outcome
+        return SinkFatal(
+            f"{outcome.reason}; delete its rows by hand, and run `semel cycle undo --cycle "
+            f"{token['cycle']} --without {self.name}`"
+        )
+
+    def _target(self, token: Token) -> SinkTxnId:
+        return SinkTxnId.parse(replace(self._scope, query=token["query"]), token["txn"])
+
+    def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
+        return SinkOK()
+
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
+        if not token:
+            return SinkFinding(Found.GONE, "it takes nothing away here")
+        finding = self._sink.look_up(self._target(token), token["token"])
+        turned = {Found.VISIBLE: Found.HELD, Found.GONE: Found.VISIBLE}
+        return replace(finding, found=turned.get(finding.found, finding.found))
+
+    def recover(self, scope: Scope) -> list[SinkTxnId]:
+        return []
+
+    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
+        return []
+
+    def mark(self, scope: Scope) -> SinkTxnId | None:
+        return None
+
+    def close(self) -> None:
+        self._sink.close()

@@ -30,6 +30,10 @@ RESOLVE: Final = "cycle-resolve"
 RESOLVED: Final = "cycle-resolve-done"
 """The recorded acts of `semel cycle resolve`: what it will do, and what it did."""
 
+UNDO: Final = "cycle-undo"
+UNDONE: Final = "cycle-undo-done"
+"""The recorded acts of `semel cycle undo`."""
+
 GIVES_UP: Final = frozenset({"without", "abandon"})
 """What such an act does with the rows of a sink that are given up."""
 
@@ -377,9 +381,34 @@ def given_up(ledger: Ledger, scope: Scope) -> set[tuple[CycleId, str]]:
     return {which for which, is_given_up in found.items() if is_given_up}
 
 
+def undone(ledger: Ledger, scope: Scope) -> set[tuple[CycleId, str]]:
+    """Return the cycles that were undone, by decision, each with the sinks that took rows away."""
+    told: dict[str, set[str]] = {}
+    for act in ledger.acts(scope):
+        if act.act == UNDONE:
+            taken = {one["sink"] for one in act.detail["sinks"] if one["did"] == "undo"}
+            told[act.detail["cycle"]] = taken
+    # Decided, and the act is not written yet.
+    decided: dict[str, set[str]] = {}
+    for record in ledger.history(undo_scope(scope), REMEMBERED):
+        for name, own in record.tokens.items() if record.state.is_committed else ():
+            if own and own["cycle"] not in told:
+                decided.setdefault(own["cycle"], set()).add(name)
+    return {(cycle_of(scope, at), sink) for at, of in {**told, **decided}.items() for sink in of}
+
+
 def fill_scope(scope: Scope, sink: str) -> Scope:
     """Return the scope that decides about the past of a sink."""
-    query = f"{scope.query}-fill-{sink}"
+    return _beside(scope, f"fill-{sink}")
+
+
+def undo_scope(scope: Scope) -> Scope:
+    """Return the scope that decides about cycles that are undone."""
+    return _beside(scope, "undo")
+
+
+def _beside(scope: Scope, what: str) -> Scope:
+    query = f"{scope.query}-{what}"
     if len(query) > 40:
         query = f"{query[:29]}-{hashlib.sha256(query.encode()).hexdigest()[:10]}"
     return Scope(scope.ledger, scope.app, query)

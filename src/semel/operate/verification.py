@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from semel.errors import Misuse, reason_of
-from semel.operate.status import Pipeline, cycle_of
+from semel.operate.status import Pipeline, cycle_of, undone
 from semel.pipeline.ledger import AttemptRecord, CycleState
 from semel.pipeline.sink import (
     CannotCountRows,
@@ -144,12 +144,14 @@ def verify(
     """
     sinks = {sink.name: sink for sink in pipeline.sinks}
     checks: list[SinkCheck] = []
+    gone = undone(pipeline.ledger, pipeline.scope)
     cycles = 0
     for record in records:
         cycles += 1
         source = _read_again(record, reread)
         for name, token in record.tokens.items():
-            checks.append(_check(record, name, token, sinks.get(name), source))
+            is_gone = (record.txn.cycle, name) in gone
+            checks.append(_check(record, name, token, sinks.get(name), source, is_gone))
         progress()
     return Verification(pipeline.scope, pipeline.ledger.url, cycles, checks)
 
@@ -175,9 +177,12 @@ def _check(
     token: Token,
     sink: TwoPhaseSink | None,
     source: Mapping[str, Tally] | str | None,
+    is_undone: bool,
 ) -> SinkCheck:
     staged = staged_rows(token, record.rows.get(name, 0))
-    verdict, visible, reason = _visible(record, token, sink, staged)
+    wanted = RowCount(0, 0) if is_undone else staged
+    verdict, visible, reason = _visible(record, token, sink, wanted)
+    reason = "; ".join(filter(None, ("it was undone" if is_undone else "", reason)))
     source_verdict, read = None, None
     if isinstance(source, str):
         source_verdict, reason = Verdict.NO_ANSWER, source

@@ -167,6 +167,44 @@ def test_rows_that_a_sink_holds_and_refuses_are_abandoned_and_said(world, shell)
     shell.ask("recover", *WHY, "--yes")
 
 
+def test_a_finished_cycle_is_undone_once_and_said(monkeypatch):
+    world = World().start()
+    world.run()
+    world.run()
+    world.stop()
+    shell = shell_for(monkeypatch, world)
+    undo = ("cycle", "undo", "--cycle", "g1.b0", *WHY)
+
+    plan = shell.ask(*undo, "--dry-run")
+    assert [one["will"] for one in plan["sinks"]] == ["undo", "undo"]
+    assert "--why" in shell.ask(*undo[:4], "--yes", code=2)["error"]
+    assert len(world.sinks[0].visible) == 6, "nothing was changed"
+    done = shell.ask(*undo, "--yes")
+
+    assert (done["decided_by"], done["plan"]["undone_before"]) == ("shop/main-undo", False)
+    assert sorted(world.sinks[0].visible) == ["g1.b1-0", "g1.b1-1", "g1.b1-2"]
+    assert "g1.b0: left undo, right undo" in " ".join(shell.read("history").split())
+    assert "undone before" in shell.read(*undo, "--yes")
+    assert shell.ask("verify")["checks"]
+
+
+def test_a_sink_that_cannot_undo_is_named_and_may_be_left_as_it_is(monkeypatch):
+    class Topic(MemorySink):
+        undo = None
+
+    world = World(sinks=[MemorySink("left"), Topic("events")]).start()
+    world.run()
+    shell = shell_for(monkeypatch, world)
+    undo = ("cycle", "undo", "--cycle", "g1.b0", *WHY, "--yes")
+
+    plan = shell.ask(*undo, "--dry-run", code=1)
+    assert "no way to take away" in plan["sinks"][0]["refusal"]
+    assert "events: Topic" in shell.ask(*undo, code=4)["error"]
+    shell.ask(*undo, "--without", "events")
+
+    assert [len(sink.visible) for sink in world.sinks] == [0, 3]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

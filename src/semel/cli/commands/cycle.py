@@ -1,4 +1,4 @@
-"""`semel cycle resolve`: finish a stuck cycle by an operator's decision."""
+"""`semel cycle resolve` and `semel cycle undo`: one cycle, settled by an operator."""
 
 from __future__ import annotations
 
@@ -83,6 +83,68 @@ def resolve(
         takeover=operator.takeover,
     )
     operator.answer.reply(done, _resolved_lines)
+
+
+UNDOING = Shape(
+    resolution.SinkOfUndo,
+    Field("sink", head="sink"),
+    Field("rows", head="rows", right=True),
+    Field("will", head="will"),
+    Field("reason", head="reason"),
+    Field("refusal", head="cannot, because"),
+)
+
+
+@command("cycle undo", changing, resolution.Undone, rehearsal=resolution.UndoPlan)
+def undo(
+    operator: Operator,
+    *,
+    cycle: Annotated[str, option("--cycle", "The finished cycle; see `semel history`.", "g1.b42")],
+    pipeline: PipelineOption = None,
+    without: Annotated[
+        list[str] | None,
+        option("--without", "Leave this sink as it is; may be given several times.", "SINK"),
+    ] = None,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Ask every sink whether it can; change nothing at all.")
+    ] = False,
+) -> None:
+    """Take the rows of one finished cycle away again, in every sink or in none.
+
+    For a batch that should never have been written.  The undo is decided once in the ledger, in
+    a scope of its own; who and why are kept.  Refused as a whole if a sink cannot take its rows
+    away.  Offsets do not go back, and what readers have read they keep.  After a crash run it
+    again.  Exit code 1: with --dry-run, a sink cannot.
+
+    Example: semel cycle undo --pipeline payments:pipeline --cycle g1.b42 --why "wrong rates"
+    """
+    known = need_pipeline(operator.answer, pipeline)
+    left_out = tuple(without or ())
+    plan = resolution.plan_undo(known, cycle, left_out)
+    if dry_run:
+        operator.answer.reply(plan, _undo_lines)
+        return
+    operator.answer.print(_undo_lines(plan))
+    operator.confirm("an undo changes things", f"Undo {plan.scope}/{cycle}?")
+    done = resolution.undo(
+        known, cycle, left_out, who=operator.name, why=operator.why, takeover=operator.takeover
+    )
+    operator.answer.reply(done, _undone_lines)
+
+
+def _undo_lines(plan: resolution.UndoPlan) -> Iterator[Line | Rows]:
+    yield Text.assemble((f"{plan.scope}/{plan.cycle}", "bold"), f" in {plan.ledger}")
+    yield UNDOING.table(plan.sinks)
+    if plan.undone_before:
+        yield "the decision to undo it stands: what a crash left of it is ended, and no more"
+
+
+def _undone_lines(done: resolution.Undone) -> Iterator[Line]:
+    if done.plan.undone_before:
+        yield f"{done.plan.cycle} was undone before, by {done.decided_by}; nothing more was decided"
+        return
+    names = ", ".join(one.sink for one in done.plan.sinks if one.will == "undo")
+    yield Text.assemble(("undone ", "green"), f"{done.plan.cycle} in {names}, by {done.decided_by}")
 
 
 def _choice(
