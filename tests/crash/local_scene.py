@@ -29,6 +29,7 @@ from semel.testing.kill import Forked, Zygote
 from semel.testing.services import CutProxy, KafkaServer, SeaweedServer
 from tests.crash.local_driver import APP, TABLE, delta_of, lake_of, sink_of
 from tests.crash.local_receiver import Receiver
+from tests.kafka.committed import wait_for_commits
 
 BATCH_ROWS = 6
 KINDS = ("files", "jsonl", "postgres-staging", "postgres-prepared", "iceberg", "s3")
@@ -229,6 +230,7 @@ class Scene:
     def _records(self) -> Mapping[str, Rows]:
         """Read the topic; a record does not tell its cycle, but its row does."""
         assert self.kafka is not None
+        wait_for_commits(self.kafka.bootstrap, self._name)
         cycles: dict[str, Rows] = {}
         consumer = Consumer(
             {

@@ -36,6 +36,7 @@ from semel.testing.chaos import world_of
 from semel.testing.explore import explore_crashes
 from semel.testing.plugin import start_or_skip
 from semel.testing.services import KafkaServer
+from tests.kafka.committed import wait_for_commits
 
 pytestmark = pytest.mark.kafka
 
@@ -44,6 +45,7 @@ SCHEMA = pa.schema([("key", pa.string()), ("value", pa.string())])
 
 def read(server, topic, isolation="read_committed"):
     """Return all records of a topic that such a reader sees now."""
+    wait_for_commits(server.bootstrap, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": server.bootstrap,
