@@ -15,8 +15,7 @@ from pyiceberg.catalog import load_catalog
 from examples.demo.payments import Payment, read_source, read_topic
 from examples.demo.place import Place, Variant
 from examples.demo.progress import SINK_NAMES
-from semel.testing import audit_sinks
-from semel.testing.services import SeaweedServer
+from semel.testing import audit_sinks, services
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +110,9 @@ def read_s3(place: Place) -> list[Payment]:
 def open_store(place: Place) -> S3FileSystem:
     """Open the object store without semel."""
     return S3FileSystem(
-        access_key=SeaweedServer.access_key,
-        secret_key=SeaweedServer.secret_key,
-        region=SeaweedServer.region,
+        access_key=services.SeaweedServer.access_key,
+        secret_key=services.SeaweedServer.secret_key,
+        region=services.SeaweedServer.region,
         endpoint_override=place.s3,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from semel.testing.services import SeaweedServer
+from semel.testing import services
 
 
 class Variant(StrEnum):
@@ -66,7 +66,7 @@ class Place:
     @property
     def objects(self) -> str:
         """The objects of large payments, in S3."""
-        return f"s3://{SeaweedServer.bucket}/{self.folder.name}/large"
+        return f"s3://{services.SeaweedServer.bucket}/{self.folder.name}/large"
 
     @property
     def table(self) -> str:
@@ -76,7 +76,7 @@ class Place:
     @property
     def lake(self) -> dict[str, str]:
         """How pyiceberg finds and enters the catalog."""
-        return SeaweedServer.properties_of(self.catalog, self.s3)
+        return services.SeaweedServer.properties_of(self.catalog, self.s3)
 
     @property
     def ledger(self) -> str:
