@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("faststream")
 
+from confluent_kafka import ConsumerGroupType
 from confluent_kafka.admin import NewPartitions
 from faststream import Depends, FastStream, confluent
 from faststream import kafka as theirs
@@ -214,6 +215,35 @@ def test_headers_and_tombstones_arrive_as_they_were_sent(kafka_server, tmp_path,
         (None, pairs, "a"),
         (Paid(id="p001", amount=1), (("message-id", b"m2"),), "\udcfe"),
     ]
+
+
+def test_the_config_of_the_confluent_broker_says_how_its_members_share_partitions(
+    kafka_server, tmp_path
+):
+    world = World(kafka_server, tmp_path, partitions=1, client=confluent)
+
+    def declare(semel):
+        @semel.subscriber(world.topic, consumer="billing", group_id=world.group)
+        async def on_paid(event: Paid, session: AsyncSession) -> None:
+            await session.execute(INSERT, event.model_dump())
+
+    async def story():
+        await world.prepare()
+        await world.publish(encoded(1))
+        own = {
+            "group.protocol": "classic",
+            "session.timeout.ms": 10_000,
+            "group.instance.id": "billing-1",
+        }
+        service = world.service(declare, config=own)
+        await service.start()
+        await until(world.rows)
+        admin = world.ours._admin()
+        group = admin.describe_consumer_groups([world.group])[world.group].result(30)
+        await service.stop()
+        return group.type, [one.group_instance_id for one in group.members]
+
+    assert asyncio.run(story()) == (ConsumerGroupType.CLASSIC, ["billing-1"])
 
 
 def test_two_services_share_a_group_while_one_comes_and_goes(kafka_server, tmp_path):

@@ -16,7 +16,7 @@ from faststream.confluent.testing import MockConfluentMessage
 from semel.errors import Misuse
 from semel.faststream.delivery import NOT_ON_KAFKA, OnRunner, parser_of, registered
 from semel.kafka.broker import KafkaBroker
-from semel.kafka.client import Start, kafka
+from semel.kafka.client import GroupProtocol, Start, kafka
 from semel.kafka.subscription import record_of
 from semel.message import Record, pairs_of
 from semel.messaging.settings import RunnerSettings
@@ -71,8 +71,13 @@ class ConfluentSubscriber(OnRunner, DefaultSubscriber):
         await self.semel.open()
         await SubscriberUsecase.start(self)
         settings = dict(self._outer_config.connection_config.consumer_config)
-        start = Start.END if self.begins == "latest" else Start.BEGINNING
-        broker = KafkaBroker(settings.pop("bootstrap.servers"), start=start, config=settings)
+        broker = KafkaBroker(
+            settings.pop("bootstrap.servers"),
+            start=Start.END if self.begins == "latest" else Start.BEGINNING,
+            protocol=settings.pop("group.protocol", GroupProtocol.CONSUMER),
+            instance_id=settings.pop("group.instance.id", None),
+            config=settings,
+        )
         member = await broker.subscribe(self.group_id or "", self.topic_names)
         self._post_start()
         self.add_task(self.run, (member,))
