@@ -14,9 +14,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import NoneType
-from typing import Any, Final, TypeAlias, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, Union, get_args, get_origin
 
+from fast_depends.dependencies.model import Dependant
 from fast_depends.utils import get_typed_signature
 from faststream import AckPolicy
 from faststream._internal.broker import BrokerUsecase
@@ -80,7 +81,14 @@ class Delivering(SubscriberUsecase[Any]):
                 f"without apply_types=False, not FastAPI's router"
             )
         (dependant,) = [call.dependant for call in self.calls]
-        needed = [option.field_name for option in dependant.flat_params] if dependant else []
+        options = dependant.flat_params if dependant else []
+        for option in options:
+            if unwrapped(option.field_type)[0] in GIVEN:
+                raise Misuse(
+                    f"consumer {name}: a dependency takes {option.field_name}, which only the "
+                    f"function gets; take it there, and pass it on"
+                )
+        needed = [option.field_name for option in options]
         if len(needed) > 1:
             raise Misuse(
                 f"consumer {name}: the message is one argument, not {', '.join(needed)}; a "
@@ -233,11 +241,21 @@ def taken_apart(
     given: dict[str, str] = {}
     rest: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        kind = parameter.annotation if isinstance(parameter.annotation, type) else object
+        kind, marks = unwrapped(parameter.annotation)
         known = next((known for known in GIVEN if issubclass(kind, known)), None)
         if known is (AsyncSession if mode is Mode.LEASED else Lease):
             raise Misuse(f"consumer {consumer}: in mode {mode} there is no {kind.__name__}")
         if known is not None:
+            if any(isinstance(mark, Dependant) for mark in (parameter.default, *marks)):
+                raise Misuse(
+                    f"consumer {consumer}: semel gives {parameter.name}, that of its transaction; "
+                    f"leave Depends out, or annotate a session of another database with Any"
+                )
+            if kind is not known:
+                raise Misuse(
+                    f"consumer {consumer}: {parameter.name} is a {kind.__name__}, and semel gives "
+                    f"the {known.__name__} of {known.__module__.partition('.')[0]}; annotate that"
+                )
             given[parameter.name] = GIVEN[known]
         elif parameter.annotation is parameter.empty and parameter.name in SECOND:
             given[parameter.name] = "second"
@@ -246,6 +264,19 @@ def taken_apart(
     first = [p.annotation for p in rest[:1] if p.default is p.empty]
     model = None if first in ([], [Any], [inspect.Parameter.empty]) else TypeAdapter(first[0])
     return given, inspect.Signature(rest), model
+
+
+def unwrapped(annotation: Any) -> tuple[type, list[Any]]:
+    """Return the type in `Annotated` and in ``… | None``, and what it is annotated with."""
+    marks: list[Any] = []
+    while (origin := get_origin(annotation)) in (Annotated, Union, UnionType):
+        first, *more = get_args(annotation)
+        if origin is Annotated:
+            annotation, marks = first, marks + more
+        else:
+            kinds = {first, *more} - {NoneType}
+            annotation = kinds.pop() if len(kinds) == 1 else object
+    return annotation if isinstance(annotation, type) else object, marks
 
 
 def through(

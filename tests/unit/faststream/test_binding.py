@@ -20,7 +20,7 @@ from faststream import (
 )
 from faststream.kafka import KafkaBroker, KafkaMessage, KafkaRouter, TestKafkaBroker
 from faststream.specification import AsyncAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -476,6 +476,83 @@ def test_a_session_under_leases_is_refused():
 
     with pytest.raises(Misuse, match="no AsyncSession"):
         service.on_paid(runner=RunnerSettings(mode=Mode.LEASED))
+
+
+@pytest.mark.parametrize(
+    "annotation", [Annotated[AsyncSession, Field(title="s")], AsyncSession | None]
+)
+def test_a_session_is_given_however_it_is_annotated(annotation):
+    service = Service()
+
+    @service.semel.subscriber("payments", consumer="billing", group_id="g")
+    async def on_paid(event: Paid, session: annotation = None) -> None:
+        await session.execute(INSERT, event.model_dump())
+
+    async def story():
+        await service.broker.publish(Paid(id="p1", amount=20), "payments")
+        return await service.rows()
+
+    assert play(service, story) == [("p1", 20)]
+
+
+class SessionOfAnother(AsyncSession):
+    """One with more methods, such as SQLModel's."""
+
+
+def own_session():
+    return "a session of another database"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "why"),
+    [
+        (SessionOfAnother, None, "session is a SessionOfAnother.*AsyncSession of sqlalchemy"),
+        (AsyncSession, Depends(own_session), "leave Depends out"),
+        (Annotated[AsyncSession, Depends(own_session)], None, "leave Depends out"),
+    ],
+)
+def test_a_session_that_semel_does_not_give_is_refused(annotation, default, why):
+    service = Service()
+
+    with pytest.raises(Misuse, match=why):
+
+        @service.semel.subscriber("payments", consumer="billing", group_id="g")
+        async def on_paid(event: Paid, session: annotation = default) -> None: ...
+
+
+def test_a_session_of_another_database_is_a_dependency_like_others():
+    service, seen = Service(), []
+
+    @service.semel.subscriber("payments", consumer="billing", group_id="g")
+    async def on_paid(
+        event: Paid,
+        session: AsyncSession,
+        other: Annotated[Any, Depends(own_session)],
+    ) -> None:
+        seen.append((type(session), other))
+
+    async def story():
+        await service.broker.publish(Paid(id="p1", amount=20), "payments")
+
+    play(service, story)
+    assert seen[0][1] == own_session()
+    assert issubclass(seen[0][0], AsyncSession)
+
+
+def test_a_dependency_that_takes_the_session_is_refused_when_the_broker_starts():
+    service = Service()
+
+    def rates(session: AsyncSession) -> int:
+        return 2
+
+    @service.semel.subscriber("payments", consumer="billing", group_id="g")
+    async def on_paid(event: Paid, rate: Annotated[int, Depends(rates)]) -> None: ...
+
+    async def story():
+        pass
+
+    with pytest.raises(Misuse, match="a dependency takes session, which only the function gets"):
+        play(service, story)
 
 
 def test_another_broker_is_refused_and_told_what_to_use():
