@@ -70,7 +70,7 @@ class Subscription(Protocol):
         ...
 
     async def end(self, partition: Partition) -> int:
-        """Return the offset that the next record of the partition will have."""
+        """Return the end: no record that can be read now has this offset, or a later one."""
         ...
 
     def seek(self, partition: Partition, offset: int) -> None:

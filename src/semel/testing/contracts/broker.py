@@ -270,7 +270,8 @@ class FetchRules(BrokerWorld):
         successor = await self.member(group, topic)
         assert values(await self.take(successor, 1)) == ["b"]
         await self.nothing_comes(successor)
-        assert await successor.end(place) > second.at.offset + 1
+        # Whether the hole behind it counts is left to the broker.
+        assert await successor.end(place) >= second.at.offset + 1
 
     @in_world
     async def test_a_group_without_commits_starts_at_the_first_record_there_is(self) -> None:
