@@ -24,7 +24,13 @@ from semel.pipeline.sink import Receipt
 from semel.pipeline.txn import CycleId, Scope
 from semel.policy.vocabulary import Duplicates, GapPolicy, GiveUp, RetryMode
 from semel.postgres.messages import ONLY_FAILED
-from semel.spark.messages.frames import COUNTS, PassCounts, RowCheck, columns_of
+from semel.spark.messages.frames import (
+    COUNTS,
+    PassCounts,
+    RowCheck,
+    arrow_fields,
+    columns_of,
+)
 from semel.spark.messages.handling import (
     Arrival,
     BeingHandled,
@@ -703,6 +709,55 @@ def test_the_columns_of_a_schema_are_read_without_spark():
     }
     with pytest.raises(Misuse, match="cannot be read"):
         columns_of("id")
+
+
+def test_a_row_is_tried_out_against_the_types_of_its_sink():
+    pipeline = MessagePipeline(
+        "billing",
+        database="postgresql://nowhere/none",
+        id_from=FromPayload("id"),
+        handler=lambda message: [("rows", {"n": message.payload["n"]})],
+        sinks=[MemorySink("rows")],
+        schemas={"rows": "n long"},
+        messages=MemorySink("messages"),
+    )
+
+    tried = pipeline.try_out([{"id": "a", "n": 5}, {"id": "b", "n": "5"}])
+
+    assert tried.outcomes == {"a": "success", "b": "dlq"}
+    assert "a str in column 'n', which is int64" in tried.messages[1].reason
+
+
+def test_the_types_of_a_schema_are_those_of_spark():
+    from pyspark.sql import types as spark
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    nested = spark.StructType([spark.StructField("x", spark.IntegerType())])
+    kinds = {
+        "boolean": spark.BooleanType(),
+        "tinyint": spark.ByteType(),
+        "SMALLINT": spark.ShortType(),
+        "int": spark.IntegerType(),
+        "bigint": spark.LongType(),
+        "float": spark.FloatType(),
+        "double": spark.DoubleType(),
+        "string": spark.StringType(),
+        "binary": spark.BinaryType(),
+        "date": spark.DateType(),
+        "timestamp": spark.TimestampType(),
+        "timestamp_ntz": spark.TimestampNTZType(),
+        "decimal(12,2)": spark.DecimalType(12, 2),
+        "decimal": spark.DecimalType(10, 0),
+        "array<string>": spark.ArrayType(spark.StringType()),
+        "map<string, int>": spark.MapType(spark.StringType(), spark.IntegerType()),
+        "struct<x: int>": nested,
+    }
+    fields = arrow_fields(", ".join(f"c{n} {kind}" for n, kind in enumerate(kinds)))
+
+    expected = [to_arrow_type(kind, timezone="UTC") for kind in kinds.values()]
+    assert [field.type for field in fields] == expected
+    (known,) = arrow_fields("id string not null comment 'its id', v variant")
+    assert (known.name, known.nullable) == ("id", False)
 
 
 def test_a_pipeline_takes_the_database_url_of_a_service():

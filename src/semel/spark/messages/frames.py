@@ -400,7 +400,7 @@ class RowCheck:
     sink: str
     names: Sequence[str]
     schema: Any = None
-    """The Arrow schema; None where it is not known, as without Spark."""
+    """The columns' Arrow types; without Spark, of those whose types are known."""
 
     def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the row.
@@ -436,17 +436,81 @@ def columns_of(ddl: str) -> dict[str, str]:
     Raises:
         Misuse: it cannot be read.
     """
+    found = [_COLUMN.fullmatch(part) for part in _split(ddl)]
+    if not all(found):
+        raise Misuse(f"schema={ddl!r} cannot be read: write 'id string, version long'")
+    return {one[1] or one[2]: one[3] for one in found if one}
+
+
+def _split(text: str) -> list[str]:
     depth, parts = 0, [""]
-    for sign in ddl:
+    for sign in text:
         depth += (sign in "<(") - (sign in ">)")
         if sign == "," and not depth:
             parts.append("")
         else:
             parts[-1] += sign
-    found = [_COLUMN.fullmatch(part) for part in parts]
-    if not all(found):
-        raise Misuse(f"schema={ddl!r} cannot be read: write 'id string, version long'")
-    return {one[1] or one[2]: one[3] for one in found if one}
+    return parts
+
+
+_ARROW: Final = (
+    ("bool_", ("boolean",)),
+    ("int8", ("tinyint", "byte")),
+    ("int16", ("smallint", "short")),
+    ("int32", ("int", "integer")),
+    ("int64", ("bigint", "long")),
+    ("float32", ("float", "real")),
+    ("float64", ("double",)),
+    ("string", ("string",)),
+    ("binary", ("binary",)),
+    ("date32", ("date",)),
+)
+_ARROW_NAMES: Final = {name: kind for kind, names in _ARROW for name in names}
+_TYPE: Final = re.compile(r"(\w+)\s*(?:[<(](.*)[>)])?", re.DOTALL)
+_MORE: Final = re.compile(r"(\s+not\s+null)?(\s+(?:default|comment)\s.*)?$", re.I | re.DOTALL)
+
+
+def arrow_fields(ddl: str) -> list[pa.Field]:
+    """Return the columns of a schema as Spark gives them to Arrow, without Spark.
+
+    A column of a type that is not known here is left out.
+    """
+    import pyarrow as pa
+
+    found = []
+    for name, text in columns_of(ddl).items():
+        more = _MORE.search(text)
+        kind = _arrow_type(text[: more.start()] if more else text)
+        if kind is not None:
+            found.append(pa.field(name, kind, nullable=not (more and more[1])))
+    return found
+
+
+def _arrow_type(text: str) -> Any:
+    """Return the Arrow type of one of Spark's, None if it is not known."""
+    import pyarrow as pa
+
+    matched = _TYPE.fullmatch(text.strip())
+    if matched is None:
+        return None
+    name, inner = matched[1].lower(), matched[2] or ""
+    match name:
+        case "decimal" | "dec" | "numeric":
+            precision, scale = [*map(int, inner.split(",")), 0][:2] if inner else (10, 0)
+            return pa.decimal128(precision, scale)
+        case "timestamp" | "timestamp_ltz":
+            return pa.timestamp("us", "UTC")
+        case "timestamp_ntz":
+            return pa.timestamp("us")
+        case "array" | "map":
+            parts = [_arrow_type(part) for part in _split(inner)]
+            make = pa.list_ if name == "array" else pa.map_
+            return None if None in parts else make(*parts)
+        case "struct":
+            fields = arrow_fields(inner)
+            return pa.struct(fields) if len(fields) == len(columns_of(inner)) else None
+        case _:
+            return getattr(pa, _ARROW_NAMES[name])() if name in _ARROW_NAMES else None
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -45,6 +45,7 @@ from semel.spark.messages.frames import (
     PassCounts,
     PassTee,
     RowCheck,
+    arrow_fields,
     columns_of,
     in_order,
     kafka_columns,
@@ -223,7 +224,9 @@ class MessagePipeline(ExactlyOnce):
         if self.pass_settings.handler is None:
             raise Misuse("try_out calls a handler, and here Spark makes the rows: start a query")
         checks = [
-            RowCheck(sink.name, [*columns_of(text)] if (text := self._ddl[sink.name]) else [])
+            RowCheck(sink.name, [*columns_of(text)], arrow_fields(text))
+            if (text := self._ddl[sink.name])
+            else RowCheck(sink.name, [])
             for sink in self._user_sinks
         ]
         tried = TriedOut()
