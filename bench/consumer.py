@@ -17,9 +17,9 @@ from bench.harness import Benchmark, Row, Scale, Table, Target, Times, measure, 
 from bench.server import postgres
 from bench.team import Team
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import Consumer, consumer
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.database import SqlDatabase
 

@@ -24,7 +24,7 @@ from semel.codec import FromPayload
 from semel.faststream.binding import Semel
 from semel.kafka.broker import KafkaBroker
 from semel.message import Message
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import RunnerSettings
 from semel.policy.vocabulary import Mode

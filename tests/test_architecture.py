@@ -457,7 +457,8 @@ assert sorted(sink.visible) == ["a", "b"]
     ("use", "extra"),
     [
         ("from semel import SqlDatabase", "sqlalchemy"),
-        ("from semel import SqlAlchemyProcessedMessageStore", "sqlalchemy"),
+        ("import semel; semel.SqlDatabase('sqlite://')", "sqlalchemy"),
+        ("import semel\nclass Store(semel.SqlAlchemyProcessedMessageStore): ...", "sqlalchemy"),
         ("import semel.sql.tables", "sqlalchemy"),
         ("from semel.messaging import Semel", "faststream"),
         ("from semel.sinks import FilesSink; FilesSink('lake')", "files"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import re
 import tomllib
@@ -13,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from semel.lazy import DOORS
 from tests.test_architecture import works_bare
 from tests.test_docs import PAGES, blocks
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "semel"
-DOORS = ("semel", "semel.sinks", "semel.messaging", "semel.operate", "semel.testing")
 
 
 def names(door: str) -> list[str]:
@@ -58,18 +59,25 @@ def test_every_name_is_behind_one_door():
     assert {name: doors for name, doors in behind.items() if len(doors) > 1} == {}
 
 
-@pytest.mark.parametrize(("door", "name"), EXPORTED)
-def test_no_name_is_shadowed_by_a_module_behind_the_same_door(door, name):
-    # Importing `semel.operate.explain` binds `explain` in `semel.operate`, whatever was there.
-    module = f"{door}.{name}"
-    if importlib.util.find_spec(module) is None if has_path(door) else True:
-        return
-
-    assert getattr(importlib.import_module(door), name) is importlib.import_module(module)
+SHADOWED = {
+    "semel.ledger": "the ledger's SQL; operators import `ledger` from `semel.operate`",
+}
+"""Modules with the name of something that is behind another door, each with its reason."""
 
 
-def has_path(door: str) -> bool:
-    return hasattr(importlib.import_module(door), "__path__")
+def test_no_module_behind_a_door_has_the_name_of_something_else():
+    # Importing `semel.operate.explain` binds `explain` in `semel.operate`, whatever was there;
+    # and `from semel.messaging import consumer` would find a module before any hint.
+    shadowed = {
+        module: f"{behind}.{name}"
+        for behind, name in EXPORTED
+        for door in DOORS
+        if hasattr(importlib.import_module(door), "__path__")
+        and importlib.util.find_spec(module := f"{door}.{name}")
+        and getattr(importlib.import_module(behind), name) is not importlib.import_module(module)
+    }
+
+    assert shadowed.keys() == SHADOWED.keys(), shadowed
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -91,6 +99,31 @@ def test_type_checkers_see_the_names_that_programs_see(door):
 def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error(door):
     with pytest.raises(AttributeError, match=f"module '{door}' has no attribute 'Exactly'"):
         _ = importlib.import_module(door).Exactly
+
+
+@pytest.mark.parametrize(
+    ("door", "name", "behind"),
+    [("semel", "PostgresSink", "semel.sinks"), ("semel.messaging", "Runner", "semel")],
+)
+def test_a_wrong_door_names_the_right_one(door, name, behind):
+    with pytest.raises(ImportError, match=f"cannot import name '{name}'.*behind {behind}$"):
+        exec(f"from {door} import {name}")
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'.*behind {behind}$"):
+        getattr(importlib.import_module(door), name)
+    assert not hasattr(importlib.import_module(door), name)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_can_be_looked_through_with_nothing_installed(door):
+    works_bare(
+        f"""
+import inspect, pydoc, {door}
+from {door} import *
+assert {{name for name, _ in inspect.getmembers({door})}} >= set({door}.__all__)
+assert all(hasattr({door}, name) for name in {door}.__all__)
+pydoc.render_doc({door})
+"""
+    )
 
 
 @pytest.mark.parametrize("door", DOORS)

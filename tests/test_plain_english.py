@@ -154,7 +154,7 @@ CLEAN = (
     f"{SRC}/ledger",
     f"{SRC}/memory",
     f"{SRC}/messaging/classic.py",
-    f"{SRC}/messaging/consumer.py",
+    f"{SRC}/messaging/handler.py",
     f"{SRC}/messaging/database.py",
     f"{SRC}/messaging/failed",
     f"{SRC}/messaging/failure.py",

@@ -27,9 +27,9 @@ import semel
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Outcome
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter, WaitingFilter

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from semel.ledgers import open_ledger
     from semel.message import Message
     from semel.messaging.classic import IdempotentConsumerBase, MessageEnvelope
-    from semel.messaging.consumer import consumer
     from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
+    from semel.messaging.handler import consumer
     from semel.messaging.receive.runner import Runner
     from semel.outboxes import Outbox
     from semel.pipeline.cycle import (
@@ -112,7 +112,7 @@ __getattr__ = lazily(
         "SqlAlchemyProcessedMessageStore": "semel.sql.claims",
         "SqlDatabase": "semel.sql.database",
         "Step": "semel.pipeline.cycle",
-        "consumer": "semel.messaging.consumer",
+        "consumer": "semel.messaging.handler",
         "errors": "semel.errors",
         "events": "semel.events",
         "open_ledger": "semel.ledgers",

@@ -8,7 +8,7 @@ from typing import Any
 from semel.cli.app import app
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.messaging.settings import ConsumerSettings
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import Column, Integer, MetaData, Table, Text, insert
 
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.sql.database import SqlDatabase

@@ -24,9 +24,9 @@ from semel.pipeline.sink import TwoPhaseSink
 from semel.pipeline.txn import Scope
 from semel.s3.reading import rows_of
 from semel.s3.sink import S3Sink
-from semel.testing.audit import Audit, audit_sinks
 from semel.testing.kill import Forked, Zygote
 from semel.testing.services import CutProxy, KafkaServer, SeaweedServer
+from semel.testing.sink_audit import Audit, audit_sinks
 from tests.crash.local_driver import APP, TABLE, delta_of, lake_of, sink_of
 from tests.crash.local_receiver import Receiver
 from tests.kafka.committed import wait_for_commits

@@ -22,9 +22,9 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.lease import Lease
+from semel.messaging.handler import consumer
 from semel.outboxes import Outbox
 
 NAME: Final = "worker"

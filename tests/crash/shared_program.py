@@ -14,9 +14,9 @@ from pathlib import Path
 from semel.memory.broker import FileBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import RetryMode

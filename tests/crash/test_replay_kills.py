@@ -15,9 +15,9 @@ from sqlalchemy import text
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.operate.replay import ReplayReport, report_of
 from semel.operate.replay_message import ReplayResult
@@ -35,7 +35,7 @@ import sys
 from sqlalchemy import text
 
 from semel.codec import FromHeader
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.operate.replay import Replay
 from semel.operate.selection import Letters
 from semel.sql.database import SqlDatabase

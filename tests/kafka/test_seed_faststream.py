@@ -20,7 +20,7 @@ pytest.importorskip("faststream")
 from sqlalchemy import text
 
 from semel.codec import FromHeader
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.testing.worker import opened
 from tests.crash.scripted import MESSAGE_ID
 

@@ -8,9 +8,9 @@ from typing import Any
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.message import Message, Partition
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.operate.completeness import PartitionAudit, audit_completeness

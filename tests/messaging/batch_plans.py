@@ -14,10 +14,10 @@ from sqlalchemy import Column, ForeignKey, MetaData, Table, Text, insert, select
 from semel.codec import FromHeader
 from semel.errors import Fenced
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.database import Database
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.claims import Claimed, ClaimRequest, ClaimState, Failure
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Handled, Nack, Outcome, Skipped, settlement
 from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.messaging.send.outbox import OutboxEntry

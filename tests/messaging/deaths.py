@@ -13,9 +13,9 @@ from semel.errors import Misuse, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import Consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

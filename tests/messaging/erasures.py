@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.retention import erase

@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
 from semel.policy.vocabulary import GiveUp, RetryMode
 from semel.testing.clock import SimulatedClock

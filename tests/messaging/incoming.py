@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
+from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import InboxWorker
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 

@@ -25,11 +25,11 @@ from semel.lease import Owner
 from semel.memory.broker import BrokerFailure, Call, MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition, digest_of
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.claims import ClaimRequest, ClaimState
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.relay import LEASE_SECONDS, Relay
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

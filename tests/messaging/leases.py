@@ -10,10 +10,10 @@ import pytest
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import Lease, handle_leased
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at

@@ -11,10 +11,10 @@ from semel.codec import FromHeader
 from semel.events import EVENTS, LABELS, Measurement, Metric
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RunnerSettings

@@ -11,9 +11,9 @@ from sqlalchemy import text
 from semel.codec import FromHeader, FromPayload, Reading
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message, Partition
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Outcome
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
 from semel.operate.replay import Replay, ReplayReport, ReplaySettings

@@ -11,7 +11,7 @@ from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
-from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import is_delivery
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

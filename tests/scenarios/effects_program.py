@@ -21,8 +21,8 @@ from sqlalchemy import text
 
 from semel.errors import Permanent, Retryable
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Handled, Skipped
 from semel.messaging.receive.broker import Outgoing
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER, idempotency_key

@@ -13,8 +13,8 @@ from semel.codec import FromHeader, FromPayload, Reading
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.handle.claims import ClaimRow
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import is_delivery
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import (

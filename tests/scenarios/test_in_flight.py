@@ -8,7 +8,7 @@ from typing import Any
 from semel.codec import FromPayload
 from semel.memory.broker import MemoryBroker
 from semel.message import Message, Partition
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

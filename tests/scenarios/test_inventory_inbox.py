@@ -12,8 +12,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.crashpoints import CrashPoint
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.claims import Locked
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.settings import ConsumerSettings, RetryPolicy

@@ -13,11 +13,11 @@ from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import (
     RetryableMessageError,
 )
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Handled, RetryLater, Skipped
 from semel.messaging.receive.broker import Outgoing
 from semel.messaging.settings import ConsumerSettings

@@ -11,7 +11,6 @@ from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.message import Message
 from semel.messaging.classic import MessageEnvelope
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import (
     NonRetryableMessageError,
     RetryableMessageError,
@@ -26,6 +25,7 @@ from semel.messaging.handle.claims import (
     Failure,
     NotClaimable,
 )
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Handled, RetryLater, Skipped
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.testing.crash import Crash, crash_at

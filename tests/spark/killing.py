@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow.dataset as ds
 
-from semel.testing.audit import Audit, audit_sinks
+from semel.testing.sink_audit import Audit, audit_sinks
 
 REPOSITORY = Path(__file__).parents[2]
 ROWS_A_FILE = 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.testing.audit import audit_sinks
+from semel.testing.sink_audit import audit_sinks
 
 ROWS = [{"id": 1, "tags": ["a"]}, {"id": 2, "tags": []}, {"id": 3, "tags": None}]
 

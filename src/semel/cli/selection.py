@@ -13,7 +13,7 @@ from semel.cli.plain import given
 from semel.cli.target import load_object
 from semel.errors import Misuse
 from semel.message import Partition
-from semel.messaging.consumer import Consumer
+from semel.messaging.handler import Consumer
 from semel.messaging.receive.broker import Reader
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
 from semel.messaging.settings import ReplayRules

@@ -21,9 +21,9 @@ from semel.codec import Codec, FromPayload, Place, Reading
 from semel.errors import Misuse
 from semel.faststream.delivery import taken_apart, through
 from semel.memory.broker import MemoryBroker
-from semel.messaging.consumer import Consumer
-from semel.messaging.consumer import consumer as make_consumer
 from semel.messaging.failure import FailureClass, Rule
+from semel.messaging.handler import Consumer
+from semel.messaging.handler import consumer as make_consumer
 from semel.messaging.settings import ConsumerSettings, RunnerSettings, settings_of
 from semel.policy.model import Policy
 from semel.policy.vocabulary import RetryMode

@@ -38,9 +38,9 @@ from semel.message import (
     raw_of,
     value_of,
 )
-from semel.messaging.consumer import SECOND, Consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.lease import Lease
+from semel.messaging.handler import SECOND, Consumer
 from semel.messaging.receive.broker import Outgoing, Subscription
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import RunnerSettings

@@ -4,7 +4,7 @@
                              │  └────▶ send: the outbox, a relay takes it on
                              └──▶ failed: retry, park, dead letter
 
-    consumer    what `@consumer` makes of a handler
+    handler     what `@consumer` makes of a handler
     settings    how a consumer and its runner behave, and how a policy becomes that
     outcome     what became of a delivery, and what follows: one table
     failure     classes of failures, their codes, and whether to try again
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from semel.message import Coordinates, Partition, Record
     from semel.messaging import outcome
     from semel.messaging.classic import consume_envelope
-    from semel.messaging.consumer import dispatcher
     from semel.messaging.failed.retries import retry_due
     from semel.messaging.failure import FailureClass
     from semel.messaging.handle.attempt import classify, handle_message
     from semel.messaging.handle.batch import consume_many
     from semel.messaging.handle.claims import ClaimRequest, NotClaimable
     from semel.messaging.handle.lease import handle_leased
+    from semel.messaging.handler import dispatcher
     from semel.messaging.receive.broker import Outgoing
     from semel.messaging.receive.inbox import Inbox, InboxWorker
     from semel.messaging.send.outbox import idempotency_key
@@ -158,7 +158,7 @@ __getattr__ = lazily(
         "classify": "semel.messaging.handle.attempt",
         "consume_envelope": "semel.messaging.classic",
         "consume_many": "semel.messaging.handle.batch",
-        "dispatcher": "semel.messaging.consumer",
+        "dispatcher": "semel.messaging.handler",
         "handle_leased": "semel.messaging.handle.lease",
         "handle_message": "semel.messaging.handle.attempt",
         "idempotency_key": "semel.messaging.send.outbox",

@@ -22,10 +22,10 @@ from uuid import UUID
 from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse
 from semel.message import Message, json_of, producer_id
-from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, ProcessedMessageStore
 from semel.messaging.handle.attempt import handle_message, handling
 from semel.messaging.handle.claims import Claimed, ClaimRequest, Duplicate, NotClaimable
+from semel.messaging.handler import Consumer
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement, tell, tell_received
 
 AnyMessage = TypeVar("AnyMessage")

@@ -12,13 +12,13 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from semel.message import Message
-from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failed.deadletters import is_letter_record
 from semel.messaging.failure import Classification, Classified
 from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.claims import ClaimLost, ClaimState
 from semel.messaging.handle.lease import Lease
+from semel.messaging.handler import Consumer
 from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.receive.broker import Reader
 from semel.messaging.send.outbox import OutboxEntry, parent_of

@@ -16,7 +16,6 @@ from typing import Final
 from semel.codec import coordinates_of
 from semel.errors import Misuse
 from semel.message import Coordinates
-from semel.messaging.consumer import Consumer
 from semel.messaging.failed.waiting import release_version, waiting_versions
 from semel.messaging.handle.claims import (
     DELETED,
@@ -27,6 +26,7 @@ from semel.messaging.handle.claims import (
     ClaimRow,
     ClaimState,
 )
+from semel.messaging.handler import Consumer
 from semel.messaging.outcome import HOLE, CycleOutcomes, OutcomeRange, is_delivery
 from semel.messaging.records import (
     BEHIND,

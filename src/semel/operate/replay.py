@@ -32,7 +32,7 @@ from typing import Any, Final
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, Misuse, Permanent
-from semel.messaging.consumer import Consumer
+from semel.messaging.handler import Consumer
 from semel.messaging.receive.broker import Reader
 from semel.messaging.settings import ReplayRule, ReplayRules
 from semel.operate.acts import acting, need_actor, need_reason, write_down

@@ -37,7 +37,6 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Retryable
 from semel.lease import Owner
 from semel.message import Message
-from semel.messaging.consumer import Consumer, holds_key, message_of
 from semel.messaging.database import TransactionEnded
 from semel.messaging.failure import Classified
 from semel.messaging.handle.attempt import Attempt, handle_unreadable
@@ -50,6 +49,7 @@ from semel.messaging.handle.claims import (
     found_of,
 )
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import Consumer, holds_key, message_of
 from semel.messaging.outcome import (
     MEANING,
     Conflicted,

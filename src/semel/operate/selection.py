@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, assert_never
 from semel.codec import Unreadable
 from semel.errors import Misuse
 from semel.message import Message, Partition, Record
-from semel.messaging.consumer import Consumer
+from semel.messaging.handler import Consumer
 from semel.messaging.receive.broker import Reader
 from semel.messaging.records import DeadLetterFilter as DeadLetterFilter
 from semel.messaging.records import WaitingFilter as WaitingFilter

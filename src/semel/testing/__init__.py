@@ -15,7 +15,7 @@
 
 Inside: `contracts/`, `services/`; `chaos`, `explore`, `world` and `faults` tell the histories
 that `prove` goes through; `kill`, `trial` and `worker` kill processes; `crash`, `clock`,
-`local`, `audit`.
+`local`, `sink_audit`.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from semel.crashpoints import CrashPoint
     from semel.memory.broker import BrokerFailure, FileBroker
     from semel.testing import services
-    from semel.testing.audit import audit_sinks
     from semel.testing.chaos import ChaosContract, prove
     from semel.testing.clock import SimulatedClock
     from semel.testing.contracts.broker import BrokerContract
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from semel.testing.contracts.sink import SinkContract
     from semel.testing.crash import Crash, crash_at
     from semel.testing.local import local_stage
+    from semel.testing.sink_audit import audit_sinks
     from semel.testing.trial import Trial
 
 __all__ = [
@@ -73,7 +73,7 @@ __getattr__ = lazily(
         "SimulatedClock": "semel.testing.clock",
         "SinkContract": "semel.testing.contracts.sink",
         "Trial": "semel.testing.trial",
-        "audit_sinks": "semel.testing.audit",
+        "audit_sinks": "semel.testing.sink_audit",
         "crash_at": "semel.testing.crash",
         "local_stage": "semel.testing.local",
         "prove": "semel.testing.chaos",

@@ -37,8 +37,8 @@ from semel.messaging.records import Waits
 from semel.messaging.send.outbox import CAUSATION_HEADER, MESSAGE_ID_HEADER
 from semel.sql import tables
 from semel.sql.session import HandlerSession
-from semel.testing.audit import quoted
 from semel.testing.kill import DEADLINE_SECONDS, EndedProcess, Running, Zygote, until_done
+from semel.testing.sink_audit import quoted
 from semel.testing.worker import Worker, consumer_of, found, opened
 
 NEVER: Final = 1_000_000

@@ -31,8 +31,8 @@ from semel.crashpoints import CrashPoint, install
 from semel.errors import InDoubt, Misuse, Retryable
 from semel.memory.broker import FileBroker
 from semel.memory.broker_groups import Patience
-from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
+from semel.messaging.handler import Consumer
 from semel.messaging.receive.broker import Subscription
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.relay import Relay

@@ -27,10 +27,10 @@ from semel.pipeline.sink import Batch, TwoPhaseSink
 from semel.pipeline.source import BatchRange
 from semel.pipeline.twophase import Backoff, one_by_one
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
-from semel.testing.audit import key_of
 from semel.testing.clock import SimulatedClock
 from semel.testing.faults import Fault, FaultPlan, faulty_ledger, faulty_sink
 from semel.testing.local import local_stage
+from semel.testing.sink_audit import key_of
 
 APP: Final = "simulated"
 LEDGER: Final = "ledger"

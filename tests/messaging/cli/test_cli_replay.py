@@ -11,8 +11,8 @@ import pytest
 from semel.cli.selection import selection_of
 from semel.errors import Misuse
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.lease import Lease
+from semel.messaging.handler import consumer
 from semel.messaging.settings import ReplayRule, ReplayRules
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting
 from semel.policy.vocabulary import Mode

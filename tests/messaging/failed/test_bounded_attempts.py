@@ -13,12 +13,12 @@ from sqlalchemy.exc import DBAPIError
 from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.database import Database
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_each, consume_many
 from semel.messaging.handle.claims import ClaimState, Locked
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import (
     DeadLettered,
     Handled,

@@ -12,9 +12,9 @@ from semel.errors import Misuse
 from semel.events import EVENTS, CircuitClosed, CircuitOpened
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
-from semel.messaging import consumer as circuit
-from semel.messaging.consumer import Circuit, consumer
+from semel.messaging import handler as circuit
 from semel.messaging.failure import CLASSIFICATION, RetryableMessageError, retry_after_of
+from semel.messaging.handler import Circuit, consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

@@ -12,13 +12,13 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import RetryWorker, retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import TOGETHER_SECONDS
 from semel.messaging.handle.claims import ClaimRequest, ClaimState, Failure
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import (
     DeadLettered,
     Handled,

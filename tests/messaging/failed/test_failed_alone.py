@@ -13,9 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled
 from tests.messaging.worlds import postgres_world, sqlite_world
 

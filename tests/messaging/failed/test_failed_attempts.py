@@ -7,13 +7,13 @@ from itertools import count
 
 import pytest
 
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled
 from semel.messaging.receive.inbox import Inbox
 from semel.messaging.records import MOST_KEPT

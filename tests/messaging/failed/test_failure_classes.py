@@ -10,7 +10,6 @@ import pytest
 from semel.codec import FromHeader, Undecodable
 from semel.errors import Fenced, InDoubt, Misuse, NeedsOperator, Permanent, Retryable
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import (
     CLASSIFICATION,
     CODES,
@@ -21,6 +20,7 @@ from semel.messaging.failure import (
 )
 from semel.messaging.handle.attempt import classify
 from semel.messaging.handle.claims import Locked
+from semel.messaging.handler import Consumer, consumer
 from semel.sql.faults import (
     SQL_CLASSIFICATION,
     CommitInDoubt,

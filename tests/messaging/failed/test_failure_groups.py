@@ -9,9 +9,9 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import CLASSIFICATION, NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, RetryLater
 from semel.sql.faults import SQL_CLASSIFICATION, DatabaseConflict
 from tests.messaging.worlds import memory_database

@@ -15,11 +15,11 @@ from sqlalchemy.exc import IntegrityError
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import Inbox
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

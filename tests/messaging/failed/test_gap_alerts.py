@@ -14,12 +14,12 @@ from semel.codec import FromHeader, FromPayload, Reading
 from semel.crashpoints import CrashPoint
 from semel.events import EVENTS, Event, GapCrossed
 from semel.message import Message
-from semel.messaging.consumer import Consumer, Handler, consumer
 from semel.messaging.database import Database, Unit
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import Classification, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import Consumer, Handler, consumer
 from semel.messaging.outcome import Handled, RetryStored, Skipped
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState, Failure
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Ack, Refused, Skipped, settlement
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import GiveUp

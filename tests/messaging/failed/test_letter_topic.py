@@ -11,10 +11,10 @@ from semel.codec import FromHeader, Reading
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Record, digest_of, headers_from, pairs_of, text_of
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.deadletters import record_of
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Conflicted, DeadLettered
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner

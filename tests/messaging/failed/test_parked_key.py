@@ -7,11 +7,11 @@ import json
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message, digest_of
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, ParkedAway, Skipped
 from semel.messaging.settings import ConsumerSettings
 from semel.operate.acts import NoSuchMessage, NotPossible

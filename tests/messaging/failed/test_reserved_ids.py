@@ -13,10 +13,10 @@ from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message, Record, digest_of
 from semel.messaging.classic import IdempotentConsumerBase
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.handle.attempt import handle_message, handle_unreadable
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Conflicted, DeadLettered
 from semel.messaging.receive.inbox import Inbox
 from semel.messaging.receive.runner import Runner

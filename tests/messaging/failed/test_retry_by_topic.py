@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from semel.message import Partition, raw_of
-from semel.messaging.consumer import consumer
 from semel.messaging.failed import retrytopic
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import Order, RetryPolicy
 from semel.operate.completeness import audit_completeness

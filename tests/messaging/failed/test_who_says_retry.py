@@ -9,7 +9,6 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.database import Database
 from semel.messaging.failure import (
     CODES,
@@ -20,6 +19,7 @@ from semel.messaging.failure import (
 )
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import DeadLettered, Outcome, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from tests.messaging.handled import Place, message, retrying

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.batch import consume_each, consume_many
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import BatchPolicy, Duplicates, GiveUp

@@ -14,11 +14,11 @@ from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.cancel import called, end, owned, rung
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import RetryLater
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

@@ -10,7 +10,7 @@ from semel.codec import FromPayload
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.messaging import dispatcher
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from tests.messaging.worlds import memory_database

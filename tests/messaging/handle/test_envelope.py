@@ -15,9 +15,9 @@ from semel.crashpoints import CrashPoint
 from semel.errors import Misuse, Retryable
 from semel.message import Coordinates, Message
 from semel.messaging.classic import MessageEnvelope, consume_envelope
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.claims import ClaimRequest
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Conflicted, DeadLettered, Handled, RetryLater, Skipped
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy

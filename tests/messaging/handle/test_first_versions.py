@@ -8,9 +8,9 @@ import pytest
 
 from semel.codec import FromHeader, FromPayload, Reading
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.waiting import InSequence, in_sequence
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Handled, Outcome, ParkedAway, Skipped
 from semel.messaging.settings import ConsumerSettings
 from semel.operate.explain import pass_over_gaps

@@ -11,11 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from semel.codec import FromHeader
 from semel.errors import Fenced, InDoubt
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import WITHOUT_EFFECT, ClaimState
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
 from semel.messaging.records import BEHIND
 from semel.messaging.settings import ConsumerSettings, RetryPolicy

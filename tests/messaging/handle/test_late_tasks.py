@@ -13,9 +13,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from tests.messaging.places import InPostgres, InSqlite

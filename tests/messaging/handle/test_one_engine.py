@@ -11,7 +11,6 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from semel.messaging import claim_sync
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import (
@@ -22,6 +21,7 @@ from semel.messaging.handle.claims import (
     Failure,
     RunByPipeline,
 )
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, Nack, RetryLater, Skipped, settlement
 from semel.messaging.records import WaitingMessage, Waits
 from tests.messaging.engines import give_back, take_over

@@ -9,11 +9,11 @@ import pytest
 
 from semel.codec import FromHeader, FromPayload, Reading
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Handled, ParkedAway, RetryStored
 from semel.messaging.records import WaitingFilter
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from semel.message import Message
-from semel.messaging.consumer import Consumer, Pace, consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import Consumer, Pace, consumer
 from semel.messaging.outcome import DeadLettered, Handled, Outcome
 from semel.sql.database import SqlDatabase, SqlUnit
 from tests.messaging.worlds import memory_database

@@ -12,11 +12,11 @@ from sqlalchemy import select, text
 from semel.errors import Misuse
 from semel.message import Message
 from semel.messaging import dispatcher, handle_message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handling_now
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.thread import BlockingCall
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled, Skipped
 from semel.messaging.settings import ConsumerSettings
 from tests.messaging.places import InMemory, InPostgres, Scenarios

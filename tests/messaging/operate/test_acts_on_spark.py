@@ -15,7 +15,6 @@ from semel.lease import Owner
 from semel.memory.broker import MemoryBroker
 from semel.memory.ledger import MemoryLedger
 from semel.message import Partition
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.claims import (
     Claimed,
     ClaimRequest,
@@ -23,6 +22,7 @@ from semel.messaging.handle.claims import (
     Locked,
     RunByPipeline,
 )
+from semel.messaging.handler import consumer
 from semel.messaging.records import Gap, Waits
 from semel.messaging.settings import ConsumerSettings
 from semel.operate import acts, deadletters, deletion, explain, parking, replay, retention

@@ -13,10 +13,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import Lease
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater
 from semel.operate.dryrun import DryRun, dry_run, dry_runs
 from semel.operate.selection import Ids, Letters, Offsets

@@ -9,12 +9,12 @@ import pytest
 
 from semel.codec import RawCodec
 from semel.errors import Retryable
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled, Refused
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.settings import ConsumerSettings, RetryPolicy

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from semel.codec import RawCodec
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Refused
 from semel.messaging.settings import ConsumerSettings, Order
 from semel.operate.parking import release, skip

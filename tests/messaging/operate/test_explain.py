@@ -11,11 +11,11 @@ from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Message, Partition
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState, Failure
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.send.outbox import outgoing_id

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from semel.messaging.consumer import consumer, message_of
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import consumer, message_of
 from semel.messaging.records import WaitingFilter
 from semel.operate.acts import NotPossible
 from semel.operate.deadletters import retry_dead_letter

@@ -6,10 +6,10 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import DELETED, ClaimState
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Refused
 from semel.messaging.records import conflict_id
 from semel.messaging.send.outbox import parent_of

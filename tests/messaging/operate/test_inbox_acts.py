@@ -8,11 +8,11 @@ from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.errors import Misuse
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import DAY_SECONDS

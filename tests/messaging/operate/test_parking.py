@@ -9,9 +9,9 @@ import pytest
 from semel.codec import FromPayload
 from semel.errors import Misuse
 from semel.message import digest_of
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.claims import ClaimRequest, ClaimState, Duplicate, Terminal
+from semel.messaging.handler import consumer
 from semel.messaging.records import WaitingFilter, Waits
 from semel.messaging.settings import ConsumerSettings
 from semel.operate.acts import NoSuchMessage, NotPossible

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from semel.message import Coordinates, Message, digest_of
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.claims import ClaimRequest, ClaimState, NotClaimable
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import Mode, RetryMode

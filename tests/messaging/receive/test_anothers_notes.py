@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from semel.message import Coordinates, Message, Record
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message, handle_unreadable
 from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import DeadLettered, Handled, Outcome
 from semel.messaging.receive.crash import handle_record
 from semel.messaging.settings import ConsumerSettings

@@ -13,8 +13,8 @@ from semel.codec import FromHeader
 from semel.errors import Fenced, Retryable
 from semel.memory.broker import BrokerFailure, Call, Failing, MemoryBroker
 from semel.message import Message, Partition
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.receive.broker import MemberEnded
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings

@@ -16,10 +16,10 @@ from semel.crashpoints import CrashPoint
 from semel.memory.broker import BrokerFailure, Call, MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import consumer
 from semel.messaging.receive.crash import TURNS
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import Member

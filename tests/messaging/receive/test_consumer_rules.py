@@ -10,10 +10,10 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import CLASSIFICATION, LONGEST_CODE, FailureClass, Rule
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import DeadLettered, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from tests.messaging.places import InPostgres, InSqlite

@@ -11,9 +11,9 @@ import pytest
 from semel.codec import FromCoordinates, FromHeader, FromPayload, Reading
 from semel.errors import Misuse
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import CODES, NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Outcome, ParkedAway, Refused, RetryLater
 from semel.messaging.settings import (
     ORDERS,

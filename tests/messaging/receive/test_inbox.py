@@ -10,9 +10,9 @@ from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, ins
 from semel.codec import FromHeader, Reading
 from semel.errors import Misuse, Retryable
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handling_now
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Conflicted, Handled, Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
 from semel.messaging.records import InboxMessage

@@ -10,8 +10,8 @@ from sqlalchemy import text
 
 from semel.crashpoints import CrashPoint
 from semel.errors import Retryable
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.receive.broker import INBOX
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import Member

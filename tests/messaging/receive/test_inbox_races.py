@@ -14,10 +14,10 @@ from sqlalchemy import text
 from semel.codec import FromHeader
 from semel.errors import Misuse, Retryable
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
 from semel.operate.replay import Replay

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from semel.events import EVENTS, Measurement, Metric
 from semel.memory.broker import BrokerFailure, Call
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from tests.messaging.served import QUICK, Service
 
 OFTEN = replace(QUICK, lag_seconds=0.05, wait_seconds=0.05, cancel_seconds=0.2, stop_seconds=0.2)

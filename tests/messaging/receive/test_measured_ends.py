@@ -11,8 +11,8 @@ from semel.crashpoints import CrashPoint
 from semel.events import EVENTS, Measurement, Metric
 from semel.message import Message
 from semel.messaging.classic import MessageEnvelope, consume_envelope
-from semel.messaging.consumer import consumer
 from semel.messaging.handle import attempt as attempts
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import NO_LONGER_WAITING, Refused, RetryLater, Skipped, tell
 from semel.messaging.receive.broker import INBOX
 from semel.messaging.receive.inbox import Inbox, InboxWorker

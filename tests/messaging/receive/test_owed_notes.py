@@ -13,9 +13,9 @@ from semel.errors import InDoubt, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.receive import crash as notes
 from semel.messaging.receive.broker import INBOX
 from semel.messaging.receive.inbox import Inbox, InboxWorker

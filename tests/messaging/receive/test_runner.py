@@ -12,8 +12,8 @@ import pytest
 from semel.codec import FromHeader
 from semel.events import EVENTS, LABELS, Measurement, Metric
 from semel.message import Message, Partition
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import HOLE
 from semel.policy.vocabulary import Mode
 from tests.messaging.served import QUICK, Service

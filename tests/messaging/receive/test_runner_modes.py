@@ -13,10 +13,10 @@ from semel.errors import Misuse
 from semel.events import EVENTS, Measurement
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.handle.lease import Lease
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import WaitingFilter
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy, RunnerSettings

@@ -15,10 +15,10 @@ from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, ParkedAway
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy, RunnerSettings

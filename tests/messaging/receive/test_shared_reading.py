@@ -19,8 +19,8 @@ from sqlalchemy.orm import (
 
 from semel.codec import FromHeader, Reading
 from semel.message import Message
-from semel.messaging.consumer import Consumer
 from semel.messaging.handle.batch import consume_each, consume_many
+from semel.messaging.handler import Consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.settings import ConsumerSettings
 from semel.policy.vocabulary import BatchPolicy

@@ -13,10 +13,10 @@ from semel.codec import Codec, FromHeader, FromPayload, JsonCodec, RawCodec, Rea
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message, Record
-from semel.messaging.consumer import Consumer, consumer, message_of
 from semel.messaging.failed.retries import RetryWorker, retry_due
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import Consumer, consumer, message_of
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,

@@ -11,12 +11,12 @@ import pytest
 
 from semel.errors import Misuse, Retryable
 from semel.message import Coordinates, Message, Record, digest_of
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimRequest, ClaimState
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.messaging.receive import crash as notes
 from semel.messaging.receive.crash import TURNS, handle_record

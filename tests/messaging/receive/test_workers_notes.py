@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.receive import crash as notes
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import RetryMode

@@ -9,9 +9,9 @@ import pytest
 
 from semel.crashpoints import CrashPoint
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.lease import Lease, handle_leased
+from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.settings import ConsumerSettings
 from semel.operate.replay import ReplaySettings

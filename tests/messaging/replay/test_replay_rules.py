@@ -11,8 +11,8 @@ import pytest
 from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import consumer
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import (
     DAY_SECONDS,

@@ -9,9 +9,9 @@ import pytest
 from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.attempt import handling
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled
 from semel.messaging.send.outbox import outgoing_id
 from semel.operate.explain import explain_message

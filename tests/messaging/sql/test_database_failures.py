@@ -14,9 +14,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import FailureClass
 from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater
 from semel.messaging.settings import ConsumerSettings
 from semel.sql.database import SqlDatabase

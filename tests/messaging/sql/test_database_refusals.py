@@ -17,9 +17,9 @@ from sqlalchemy.pool import NullPool
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.outbox import OutboxEntry

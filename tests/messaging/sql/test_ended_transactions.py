@@ -14,13 +14,13 @@ from sqlalchemy.exc import IntegrityError
 from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.database import TransactionEnded
 from semel.messaging.failed.retries import RetryWorker, retry_due
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many, drain
 from semel.messaging.handle.claims import ClaimState, Failure
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled, Refused
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run

@@ -10,9 +10,9 @@ from sqlalchemy import text
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.sql.database import SqlDatabase

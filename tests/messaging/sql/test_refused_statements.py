@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled
 from tests.messaging.worlds import postgres_world, sqlite_world
 

@@ -12,8 +12,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.codec import FromHeader
 from semel.message import Message
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.batch import consume_many
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from tests.messaging.worlds import postgres_world, sqlite_world

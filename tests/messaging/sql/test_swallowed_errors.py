@@ -14,11 +14,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import Lease, handle_leased
+from semel.messaging.handler import Consumer, consumer
 from semel.messaging.outcome import Ack, DeadLettered, Handled, Outcome, settlement
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from tests.messaging.worlds import postgres_world, sqlite_world

@@ -20,9 +20,9 @@ from semel import Message, Outbox, SqlAlchemyProcessedMessageStore, SqlDatabase
 from semel.cli.app import app
 from semel.errors import Misuse
 from semel.messaging import claim_sync, open_engine
-from semel.messaging.consumer import consumer
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import Claimed, ClaimRequest, Duplicate
+from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled
 from semel.messaging.tables import SCHEMA, Tables, found, split_schema
 from semel.sql.faults import TablesMissing

@@ -20,7 +20,7 @@ from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.kafka import broker as kafka_broker
 from semel.kafka.broker import KafkaBroker
-from semel.messaging.consumer import consumer
+from semel.messaging.handler import consumer
 from semel.messaging.settings import ConsumerSettings, RunnerSettings
 from semel.policy.vocabulary import Mode
 from tests.unit.policy.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, merged, text_of

@@ -26,9 +26,9 @@ from semel.errors import Misuse, Retryable
 from semel.kafka import codecs
 from semel.kafka.codecs import AvroCodec, JsonSchemaCodec, ProtobufCodec
 from semel.message import Coordinates, Message, Record
-from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy

@@ -23,8 +23,8 @@ from semel.cli.preamble import command
 from semel.cli.render import Line, counted
 from semel.cli.selection import ModeOption, load_consumer
 from semel.errors import MissingExtra, Misuse, Permanent, Retryable
-from semel.messaging.consumer import Consumer
-from semel.messaging.consumer import consumer as consumer_of
+from semel.messaging.handler import Consumer
+from semel.messaging.handler import consumer as consumer_of
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import RunnerSettings, settings_of

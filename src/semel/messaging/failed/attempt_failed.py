@@ -15,7 +15,6 @@ from functools import cache
 from semel.codec import Unread, Unreadable
 from semel.lease import Owner, this_process
 from semel.message import CONFLICT, Message, StoredRecord, digest_of, text_of
-from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Unit
 from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
 from semel.messaging.failed.retrytopic import (
@@ -48,6 +47,7 @@ from semel.messaging.handle.claims import (
     refusal,
     source_of,
 )
+from semel.messaging.handler import Consumer, holds_key
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.message import Message, digest_of, headers_from, pairs_of, raw_of, value_of
-from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failure import Classified
+from semel.messaging.handler import Consumer
 from semel.messaging.outcome import Told
 from semel.messaging.records import DeadLetter, fields_of_message
 from semel.messaging.send.outbox import (

@@ -15,7 +15,6 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
 from semel.message import Message
-from semel.messaging.consumer import Consumer, message_of
 from semel.messaging.database import Database, TransactionEnded, is_refusal
 from semel.messaging.failed.attempt_failed import fence_to_park
 from semel.messaging.failed.waiting import leave_waiting
@@ -24,6 +23,7 @@ from semel.messaging.handle.attempt import classify, handle_message
 from semel.messaging.handle.batch import drain
 from semel.messaging.handle.cancel import rung
 from semel.messaging.handle.claims import ERASED, ClaimRequest, ClaimState, Failure, NotClaimable
+from semel.messaging.handler import Consumer, message_of
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Nack,

@@ -29,11 +29,11 @@ from semel.message import (
     text_of,
     value_of,
 )
-from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failed.deadletters import RETRY_PREFIX
 from semel.messaging.failure import Classified
 from semel.messaging.handle.claims import ClaimRow
+from semel.messaging.handler import Consumer
 from semel.messaging.receive.broker import INBOX
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER, OutboxEntry, outgoing_id, parent_of
 from semel.policy.vocabulary import RetryMode

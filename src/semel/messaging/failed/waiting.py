@@ -20,8 +20,8 @@ from enum import StrEnum
 from typing import Final
 
 from semel.message import Message
-from semel.messaging.consumer import Consumer, message_of
 from semel.messaging.database import Unit
+from semel.messaging.handler import Consumer, message_of
 from semel.messaging.outcome import Refused
 from semel.messaging.receive.offsets import Ended, mark_ends, mark_kept
 from semel.messaging.records import WaitingFilter, WaitingMessage, Waits

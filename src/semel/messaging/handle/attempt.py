@@ -23,7 +23,6 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse
 from semel.message import Message, producer_id
-from semel.messaging.consumer import Consumer, holds_key, invokes
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.attempt_failed import (
     FailedMessage,
@@ -69,6 +68,7 @@ from semel.messaging.handle.claims import (
     Terminal,
     refusal,
 )
+from semel.messaging.handler import Consumer, holds_key, invokes
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Handled,

@@ -25,7 +25,6 @@ from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt
 from semel.message import Message, producer_id
-from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.waiting import is_next, leave_waiting
 from semel.messaging.failure import Classified, RetryableMessageError
@@ -38,6 +37,7 @@ from semel.messaging.handle.attempt import (
     took_too_long,
 )
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimState, source_of
+from semel.messaging.handler import Consumer, holds_key
 from semel.messaging.outcome import (
     Handled,
     Nack,

@@ -36,7 +36,6 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Retryable, SemelError
 from semel.message import Message, producer_id
-from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, Unit
 from semel.messaging.failed.attempt_failed import keep_attempt
 from semel.messaging.failed.waiting import leave_waiting
@@ -52,6 +51,7 @@ from semel.messaging.handle.claims import (
     Failure,
     Stale,
 )
+from semel.messaging.handler import Consumer, holds_key
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
 from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import WaitingMessage

@@ -49,7 +49,6 @@ from semel.errors import Misuse
 from semel.events import EVENTS, Metric
 from semel.lease import Owner, owner_text, this_process
 from semel.message import Coordinates, Message, Partition, Record
-from semel.messaging.consumer import Consumer, invokes, unread
 from semel.messaging.database import Database, Unit
 from semel.messaging.failed.attempt_failed import fence_to_park, write_unreadable
 from semel.messaging.failed.retrytopic import read_delivery
@@ -65,6 +64,7 @@ from semel.messaging.handle.claims import (
     RunByPipeline,
     refusal,
 )
+from semel.messaging.handler import Consumer, invokes, unread
 from semel.messaging.outcome import (
     Ack,
     DeadLettered,

@@ -23,12 +23,12 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Partition, Record, producer_id
-from semel.messaging.consumer import Consumer, record_of
 from semel.messaging.database import Database, Unit, is_refusal
 from semel.messaging.failed.attempt_failed import write_conflict
 from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.cancel import rung
 from semel.messaging.handle.claims import HeldElsewhere, NotDue, refusal
+from semel.messaging.handler import Consumer, record_of
 from semel.messaging.outcome import Outcome, RetryLater, Skipped, tell, tell_received
 from semel.messaging.receive.broker import INBOX, Revoked
 from semel.messaging.receive.runner import Runner

@@ -24,7 +24,6 @@ from semel.errors import Fenced, InDoubt, Misuse, Retryable, SemelError
 from semel.events import EVENTS
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Partition, Record
-from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, is_refusal
 from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failed.retrytopic import came_by_retry, read_delivery, seconds_until_due
@@ -32,6 +31,7 @@ from semel.messaging.handle.attempt import handle_message, handle_unreadable
 from semel.messaging.handle.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.handle.cancel import end, owned, rung
 from semel.messaging.handle.lease import handle_leased
+from semel.messaging.handler import Consumer, holds_key
 from semel.messaging.outcome import Nack, Outcome, RetryLater, settlement, tell, tell_received
 from semel.messaging.receive.broker import MemberEnded, Subscription
 from semel.messaging.receive.crash import TURNS, Membership, Writer, handle_record, noting_as

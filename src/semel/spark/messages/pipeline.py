@@ -18,13 +18,13 @@ from semel.errors import Misuse, Retryable
 from semel.events import CircuitClosed, CircuitOpened, Metric
 from semel.message import Coordinates, Message, Record
 from semel.messaging.changes import ComeBack, MessageChange, MessagesReader, Op, SeenClaim
-from semel.messaging.consumer import Consumer
 from semel.messaging.failure import (
     CLASSIFICATION,
     FailureClass,
     Rule,
     listed_codes,
 )
+from semel.messaging.handler import Consumer
 from semel.messaging.outcome import Outcome, told
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER, value_of_payload
 from semel.messaging.settings import (

@@ -1,4 +1,4 @@
-"""A consumer: a name, a handler, how records are read, and what happens on failure.
+"""A handler, and what makes a consumer of it: a name, how records are read, what a failure does.
 
     @consumer("billing", id_from=FromHeader("message-id"))
     async def on_paid(message: Message, session: AsyncSession) -> None:
