@@ -119,8 +119,10 @@ class VersionsContract(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.versions.open_gap(Gap("shipping", "s", 1, 3))
             two = await unit.versions.gaps(CONSUMER, 2)
+            last = await unit.versions.gaps(CONSUMER, 1, key="b")
 
         assert [gap.key for gap in two] == ["c", "a"]
+        assert [gap.key for gap in last] == ["b"]
         assert await _gaps(world) == [("c", 1), ("a", 1), ("b", 1)]
         assert await _gaps(world, None) == [("c", 1), ("a", 1), ("b", 1), ("s", 1)]
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
-    from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, Reading
+    from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, RawCodec, Reading
     from semel.errors import Retryable
     from semel.faststream.binding import Semel
     from semel.kafka.broker import KafkaBroker
@@ -92,6 +92,7 @@ __all__ = [
     "Outgoing",
     "Partition",
     "ProtobufCodec",
+    "RawCodec",
     "Reading",
     "Record",
     "Relay",
@@ -145,6 +146,7 @@ __getattr__ = lazily(
         "Outgoing": "semel.messaging.receive.broker",
         "Partition": "semel.message",
         "ProtobufCodec": "semel.kafka.codecs",
+        "RawCodec": "semel.codec",
         "Reading": "semel.codec",
         "Record": "semel.message",
         "Relay": "semel.messaging.send.relay",

@@ -190,7 +190,7 @@ async def _known(unit: OperatorUnit, consumer: str, message_id: str) -> _Known:
     waiting = await unit.waiting.get(consumer, message_id)
     letter = await unit.dead_letters.get(consumer, message_id)
     key = waiting.key if waiting else letter.key if letter else None
-    gaps = await unit.versions.gaps(consumer, MOST) if key is not None else ()
+    gaps = await unit.versions.gaps(consumer, MOST, key=key) if key is not None else ()
     known = _Known(
         await unit.claims.look_up(consumer, message_id),
         await unit.attempts.of(consumer, message_id),
@@ -201,7 +201,7 @@ async def _known(unit: OperatorUnit, consumer: str, message_id: str) -> _Known:
         await unit.approvals.about(consumer, message_id),
         await unit.audit.about(consumer, message_id),
         await unit.outbox.children(parent_of(consumer, message_id)),
-        [gap for gap in gaps if gap.key == key],
+        gaps,
         (),
         (),
     )
@@ -490,12 +490,23 @@ async def _leased(
 
 
 MOST_GAPS: Final = 10_000
+"""How many gaps of one key are closed at once."""
 
 
 async def open_gaps(database: OperatorDatabase, consumer: str | None, limit: int) -> list[Gap]:
     """Return the open gaps, the oldest first."""
     async with database.begin() as unit:
         return list(await unit.versions.gaps(consumer, limit))
+
+
+async def gaps_of_key(database: OperatorDatabase, consumer: str, key: str) -> list[Gap]:
+    """Return a key's open gaps, the oldest first.
+
+    Raises:
+        Misuse: the key has no open gap.
+    """
+    async with database.begin() as unit:
+        return await _gaps(unit, consumer, key)
 
 
 async def close_gaps(
@@ -574,8 +585,7 @@ def _missing(gap: Gap, after: int, came: Set[int]) -> Iterator[Gap]:
 
 
 async def _gaps(unit: OperatorUnit, consumer: str, key: str) -> list[Gap]:
-    every = await unit.versions.gaps(consumer, MOST_GAPS)
-    gaps = [gap for gap in every if gap.key == key]
+    gaps = list(await unit.versions.gaps(consumer, MOST_GAPS, key=key))
     if not gaps:
         raise Misuse(f"consumer {consumer} has no open gap of the key {key!r}")
     return gaps

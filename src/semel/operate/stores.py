@@ -784,8 +784,10 @@ class OperatorOutcomes(OutcomeStore, Protocol):
 class OperatorVersions(Versions, Protocol):
     """The applied versions, with what operators ask."""
 
-    async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
-        """Return the open gaps, the oldest first."""
+    async def gaps(
+        self, consumer: str | None, limit: int, *, key: str | None = None
+    ) -> Sequence[Gap]:
+        """Return the open gaps, of one key or of all, the oldest first."""
 
     async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
         """Delete gaps that were closed longer ago than that; return how many."""

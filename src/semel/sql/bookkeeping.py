@@ -493,10 +493,14 @@ class SqlVersions(ConnectionStore):
             closing = closing.where(_G.found - 1 > after)
         return await self._count(closing.values(closed_at=now_us(), how=how))
 
-    async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
+    async def gaps(
+        self, consumer: str | None, limit: int, *, key: str | None = None
+    ) -> Sequence[Gap]:
         found = select(sequence_gap).where(_G.closed_at.is_(None))
         if consumer is not None:
             found = found.where(_G.consumer == consumer)
+        if key is not None:
+            found = found.where(_G.key == stored_id(key))
         rows = await self._run(found.order_by(_G.since, _G.consumer, _G.key).limit(limit))
         return [record_of(sequence_gap, row, Gap, key=row.original_key or row.key) for row in rows]
 

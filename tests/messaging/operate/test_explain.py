@@ -18,9 +18,11 @@ from semel.messaging.handle.claims import ClaimState, Failure
 from semel.messaging.handler import consumer
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.records import Gap
 from semel.messaging.send.outbox import outgoing_id
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import RetryPolicy
+from semel.operate import explain
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
 from semel.operate.explain import close_gaps, explain_message, open_gaps, pass_over_gaps
@@ -325,6 +327,19 @@ class Explanations:
 
 class Gaps:
     """Gaps are listed, closed and passed over, and the trail says by whom."""
+
+    @in_world
+    async def test_a_key_has_its_gaps_however_many_others_are_older(self, world):
+        async with world.database.begin() as unit:
+            await unit.versions.open_gap(Gap("billing", "older", 1, 3))
+        await world.age(10)
+        await gapped(world, GapPolicy.ALERT)
+
+        with pytest.MonkeyPatch.context() as few:
+            few.setattr(explain, "MOST_GAPS", 1)
+            (gap,) = await close_gaps(world.database, "billing", "k", **ANN)
+
+        assert (gap.key, gap.expected, gap.found) == ("k", 2, 4)
 
     @in_world
     async def test_a_gap_is_closed_with_a_reason(self, world):

@@ -25,11 +25,11 @@ from semel.cli.selection import load_consumer
 from semel.errors import Misuse
 from semel.messaging.records import FailedAttempt, Gap
 from semel.operate.explain import (
-    MOST_GAPS,
     Explanation,
     Moment,
     close_gaps,
     explain_message,
+    gaps_of_key,
     open_gaps,
     pass_over_gaps,
 )
@@ -153,9 +153,7 @@ def close(
         actor.confirm(f"Go on without the missing versions of {key!r} for {handler.name}?")
         gaps = actor.ask(pass_over_gaps, handler, key, **actor.given)
     elif consumer is not None:
-        known = actor.ask(open_gaps, consumer, MOST_GAPS)
-        if not any(gap.key == key for gap in known):
-            raise Misuse(f"consumer {consumer} has no open gap under the key {key!r}")
+        actor.ask(gaps_of_key, consumer, key)
         actor.confirm(f"Close the gaps of {key!r} for {consumer}?")
         gaps = actor.ask(close_gaps, consumer, key, **actor.given)
     word = "passed over" if pass_over else "closed"
