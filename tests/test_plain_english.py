@@ -102,7 +102,7 @@ CLEAN = (
     "docs/howto/inbox.md",
     "docs/howto/kafka-source.md",
     "docs/howto/memory-broker.md",
-    "docs/howto/memory.md",
+    "docs/howto/sinks/memory.md",
     "docs/howto/migrate-processed-messages.md",
     "docs/howto/ordering-and-gaps.md",
     "docs/howto/outbox.md",

@@ -70,7 +70,7 @@ CASES = [*((act, "sqlite") for act in ACTS), *map(_on_postgres, ACTS)]
 def commands() -> Iterator[Zygote]:
     """A process that forks commands."""
     modules = ("sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg")
-    with Zygote("tests.crash.act_program:main", modules) as found:
+    with Zygote("tests.crash.programs.act:main", modules) as found:
         yield found
 
 
@@ -137,7 +137,7 @@ class Office:
         has_consumer = words[0] in OF_A_CONSUMER and "approve" not in words
         more = ("--consumer", "billing") if has_consumer else ()
         if self.act == "gap.pass":  # only the consumer's own code reads versions
-            more = ("--handler", "tests.crash.act_program:billing")
+            more = ("--handler", "tests.crash.programs.act:billing")
         named = ("--database", self.url, "--actor", "bob", "--reason", "so", "-y")
         program = self.commands.program(self.folder / "log", *map(str, words), *more, *named)
         return program.run(crash_at=crash_at) if crash_at else program.run()

@@ -15,7 +15,7 @@ from semel.messaging.receive.inbox import Inbox
 from semel.messaging.records import DeadLetterFilter
 from semel.sql.database import SqlDatabase
 from semel.testing.kill import EndedProcess, Zygote
-from tests.crash.inbox_program import effect, effects, message, stock
+from tests.crash.programs.inbox import effect, effects, message, stock
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]
 
@@ -30,7 +30,7 @@ KEYS = "abc"
 def inboxes() -> Iterator[Zygote]:
     """A process that forks whoever works on an inbox."""
     modules = ("sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg")
-    with Zygote("tests.crash.inbox_program:main", modules) as zygote:
+    with Zygote("tests.crash.programs.inbox:main", modules) as zygote:
         yield zygote
 
 

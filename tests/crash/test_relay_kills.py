@@ -16,7 +16,7 @@ from semel.crashpoints import CrashPoint
 from semel.messaging.send.outbox import OutboxEntry
 from semel.sql.database import SqlDatabase
 from semel.testing.kill import Running, Zygote
-from tests.crash.relay_program import BATCH
+from tests.crash.programs.relay import BATCH
 from tests.messaging.outgoing import by_key
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]
@@ -30,7 +30,7 @@ SHORT_LEASE, MIDDLE_LEASE = "0.4", "3"
 def relays() -> Iterator[Zygote]:
     """A process that forks relays."""
     modules = ("sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg")
-    with Zygote("tests.crash.relay_program:main", modules) as zygote:
+    with Zygote("tests.crash.programs.relay:main", modules) as zygote:
         yield zygote
 
 

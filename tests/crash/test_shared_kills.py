@@ -28,7 +28,7 @@ EXPECTED = {
 def services() -> Iterator[Zygote]:
     """A process that forks services."""
     modules = ("sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg")
-    with Zygote("tests.crash.shared_program:main", modules) as zygote:
+    with Zygote("tests.crash.programs.shared:main", modules) as zygote:
         yield zygote
 
 

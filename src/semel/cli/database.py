@@ -23,7 +23,7 @@ from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption, opt
 from semel.cli.plain import given
 from semel.cli.render import Line, Rows, lasting
 from semel.errors import MissingExtra, Misuse
-from semel.operate.acts import need_some
+from semel.operate.audit import need_some
 from semel.operate.stores import Account, OperatorDatabase, OperatorUnit, acting_from
 from semel.secrets import masked
 

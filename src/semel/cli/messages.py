@@ -11,7 +11,7 @@ from semel.cli.database import Actor
 from semel.cli.render import WRITERS, Field, Line, bold, counted
 from semel.message import Coordinates
 from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
-from semel.operate.acts import Acts, on_each
+from semel.operate.audit import Acts, on_each
 from semel.operate.deadletters import LetterInspection
 from semel.operate.parking import Inspection
 from semel.operate.stores import Approval

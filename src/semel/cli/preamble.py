@@ -37,7 +37,7 @@ from semel.cli.target import Target, find_target
 from semel.errors import Misuse, SemelError
 from semel.lease import Takeover
 from semel.messaging.records import is_plain_text
-from semel.operate.acts import acting, write_down
+from semel.operate.audit import acting, write_down
 from semel.operate.consumers import need_consumer
 from semel.operate.stores import Account, OperatorDatabase, acting_from
 from semel.secrets import masked

@@ -36,12 +36,12 @@ Of messages:
                    pass_over_gaps
     completeness   whether every offset was handled
     outbox         how full an outbox is; send parked messages again, drop them
-    audit          what people did, and whether the record of it was changed
+    audit          what people did, and whether the record of it was changed; the act itself
     retention      delete what is old; erase a person's payloads
 
 `acting_from(Account(…))` names the account in the audit trail, and `review` says what a policy
-guarantees in an `Engine`.  For our own use: replay_message, acts (one audited act), stores (what
-only operators need of a database).
+guarantees in an `Engine`.  For our own use: replay_message, stores (what only operators need of
+a database).
 """
 
 from typing import TYPE_CHECKING

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from semel.errors import Misuse, NeedsOperator
 from semel.messaging.records import DeadLetterFilter, InboxMessage, WaitingFilter, Waits
-from semel.operate.acts import acting, need_reason, write_down
+from semel.operate.audit import acting, need_reason, write_down
 from semel.operate.outbox import OutboxStatus
 from semel.operate.status import owner_of
 from semel.operate.stores import OperatorDatabase, OperatorUnit

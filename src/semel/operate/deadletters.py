@@ -22,7 +22,7 @@ from semel.messaging.records import (
     is_made_up,
 )
 from semel.messaging.settings import ReplayRules
-from semel.operate.acts import (
+from semel.operate.audit import (
     LOOKED_AT,
     NotPossible,
     acting,

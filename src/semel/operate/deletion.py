@@ -18,7 +18,7 @@ from semel.messaging.handle.claims import DELETED, ClaimState
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import mark
 from semel.messaging.records import DeadLetter, MessageFilter, WaitingMessage
-from semel.operate.acts import (
+from semel.operate.audit import (
     NotPossible,
     acting,
     close_claim,

@@ -43,7 +43,7 @@ from semel.messaging.records import (
     stored_id,
 )
 from semel.messaging.send.outbox import OutboxEntry, outgoing_id, parent_of
-from semel.operate.acts import SENT_BACK, acting, need_reason, write_down
+from semel.operate.audit import SENT_BACK, acting, need_reason, write_down
 from semel.operate.selection import MOMENT_SECONDS
 from semel.operate.stores import (
     Approval,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from semel.errors import Misuse
 from semel.messaging.send.outbox import Leader, OutboxEntry, OutboxNumbers
-from semel.operate.acts import acting, need_reason, write_down
+from semel.operate.audit import acting, need_reason, write_down
 from semel.operate.stores import OperatorDatabase
 
 

@@ -30,7 +30,7 @@ from semel.messaging.handle.claims import (
 from semel.messaging.outcome import Mark
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, is_made_up
 from semel.messaging.settings import ReplayRules
-from semel.operate.acts import (
+from semel.operate.audit import (
     WAITING,
     NotPossible,
     acting,

@@ -35,7 +35,7 @@ from semel.errors import Fenced, Misuse, Permanent
 from semel.messaging.handler import Consumer
 from semel.messaging.receive.broker import Reader
 from semel.messaging.settings import ReplayRule, ReplayRules
-from semel.operate.acts import acting, need_actor, need_reason, write_down
+from semel.operate.audit import acting, need_actor, need_reason, write_down
 from semel.operate.deadletters import MOST_RETRIES
 from semel.operate.replay_message import (
     Found,

@@ -70,7 +70,7 @@ from semel.messaging.receive.offsets import Ended, mark_ends
 from semel.messaging.records import DeadLetter, InboxMessage, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON
 from semel.messaging.settings import DAY_SECONDS, Order, ReplayRules
-from semel.operate.acts import (
+from semel.operate.audit import (
     NoSuchMessage,
     NotPossible,
     acting,

@@ -55,7 +55,7 @@ from semel.messaging.settings import (
     WEEK_SECONDS,
     _seconds,
 )
-from semel.operate.acts import acting, close_claim, need_actor, need_reason, write_down
+from semel.operate.audit import acting, close_claim, need_actor, need_reason, write_down
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import vocabulary as words
 

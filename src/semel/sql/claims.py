@@ -314,7 +314,7 @@ REOPEN: Final = _change(
 )
 
 # A person's decision counts in every engine; a pipeline is protected from it elsewhere
-# (`semel.operate.acts.acting`).
+# (`semel.operate.audit.acting`).
 DECIDE: Final = (
     insert(processed_message)
     .values(_values(**_FAILED))

@@ -14,7 +14,7 @@ from semel.messaging.handle.attempt import handle_unreadable
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.send.relay import Relay
-from semel.operate.acts import NotPossible
+from semel.operate.audit import NotPossible
 from semel.operate.deadletters import (
     inspect_dead_letter,
     park_dead_letter,

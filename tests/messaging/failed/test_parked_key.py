@@ -14,7 +14,7 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handler import consumer
 from semel.messaging.outcome import Handled, ParkedAway, Skipped
 from semel.messaging.settings import ConsumerSettings
-from semel.operate.acts import NoSuchMessage, NotPossible
+from semel.operate.audit import NoSuchMessage, NotPossible
 from semel.operate.deadletters import retry_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.parking import KeepId, NewId, fix, release, release_key, skip

@@ -25,8 +25,8 @@ from semel.messaging.handle.claims import (
 from semel.messaging.handler import consumer
 from semel.messaging.records import Gap, Waits
 from semel.messaging.settings import ConsumerSettings
-from semel.operate import acts, deadletters, deletion, explain, parking, replay, retention
-from semel.operate.acts import CycleUnsettled, acting, write_down
+from semel.operate import audit, deadletters, deletion, explain, parking, replay, retention
+from semel.operate.audit import CycleUnsettled, acting, write_down
 from semel.operate.consumers import NotHandedOver, hand_over, overview
 from semel.operate.selection import Ids, Offsets
 from semel.operate.stores import Account, ReplayState, acting_from
@@ -47,7 +47,7 @@ async def billing(message, session):
 @pytest.fixture
 def quick(monkeypatch):
     """Acts that give up soon."""
-    monkeypatch.setattr(acts, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(audit, "SETTLE_SECONDS", 0.05)
 
 
 async def two_people_delete(database):

@@ -14,7 +14,7 @@ from semel.messaging.records import InboxMessage, Waits
 from semel.messaging.redact import ERASED_REASON
 from semel.messaging.send.outbox import OutboxEntry
 from semel.messaging.settings import ReplayRule, ReplayRules
-from semel.operate.acts import NoSuchMessage, NotPossible
+from semel.operate.audit import NoSuchMessage, NotPossible
 from semel.operate.deadletters import (
     MOST_RETRIES,
     inspect_dead_letter,

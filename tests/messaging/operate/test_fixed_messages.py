@@ -8,7 +8,7 @@ from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.handler import consumer, message_of
 from semel.messaging.records import WaitingFilter
-from semel.operate.acts import NotPossible
+from semel.operate.audit import NotPossible
 from semel.operate.deadletters import retry_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.parking import KeepId, NewId, fix, release, skip

@@ -14,7 +14,7 @@ from semel.messaging.outcome import Refused
 from semel.messaging.records import conflict_id
 from semel.messaging.send.outbox import parent_of
 from semel.messaging.settings import ConsumerSettings
-from semel.operate.acts import NotPossible
+from semel.operate.audit import NotPossible
 from semel.operate.deletion import (
     SameAccount,
     SamePerson,

@@ -16,7 +16,7 @@ from semel.messaging.handler import consumer
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import DAY_SECONDS
-from semel.operate.acts import NotPossible
+from semel.operate.audit import NotPossible
 from semel.operate.deadletters import (
     park_dead_letter,
     retry_dead_letter,

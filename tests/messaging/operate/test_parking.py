@@ -14,7 +14,7 @@ from semel.messaging.handle.claims import ClaimRequest, ClaimState, Duplicate, T
 from semel.messaging.handler import consumer
 from semel.messaging.records import WaitingFilter, Waits
 from semel.messaging.settings import ConsumerSettings
-from semel.operate.acts import NoSuchMessage, NotPossible
+from semel.operate.audit import NoSuchMessage, NotPossible
 from semel.operate.deletion import SamePerson, approve_delete, ask_to_delete, refuse_delete
 from semel.operate.parking import KeepId, NewId, classify, fix, inspect, release, release_key, skip
 from tests.messaging.act_world import (

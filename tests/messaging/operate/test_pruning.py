@@ -15,7 +15,7 @@ from semel.messaging.handle.claims import ClaimState, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import DeadLetterFilter, Gap, InboxMessage
 from semel.messaging.settings import DAY_SECONDS, ConsumerSettings
-from semel.operate.acts import NotPossible
+from semel.operate.audit import NotPossible
 from semel.operate.completeness import audit_completeness
 from semel.operate.deadletters import retry_dead_letter, skip_dead_letter
 from semel.operate.replay import abandon_replay

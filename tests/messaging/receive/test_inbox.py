@@ -17,7 +17,7 @@ from semel.messaging.outcome import Conflicted, Handled, Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
 from semel.messaging.records import InboxMessage
 from semel.messaging.settings import ConsumerSettings
-from semel.operate.acts import NoSuchMessage
+from semel.operate.audit import NoSuchMessage
 from semel.operate.deadletters import retry_dead_letter
 from semel.operate.parking import release
 from semel.policy.vocabulary import Duplicates, GiveUp, Mode

@@ -15,7 +15,7 @@ from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.outcome import Conflicted, Refused, Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
 from semel.operate import replay_message as inbox_turns
-from semel.operate.acts import NotPossible
+from semel.operate.audit import NotPossible
 from semel.operate.deadletters import retry_dead_letter
 from semel.operate.replay import Replay, abandon_replay
 from semel.operate.replay_message import ReplayInterrupted

@@ -39,7 +39,7 @@ from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, fact
 from semel.cli.selection import PolicyOption, rules_of
 from semel.messaging.records import DeadLetter, DeadLetterFilter
 from semel.operate import deadletters
-from semel.operate.acts import Acts, need_letter
+from semel.operate.audit import Acts, need_letter
 from semel.operate.deletion import ask_to_delete_dead_letter
 
 LETTER = Shape(

@@ -34,7 +34,7 @@ from semel.cli.render import (
 from semel.errors import Misuse
 from semel.lease import Owner
 from semel.messaging.send.outbox import Leader, OutboxEntry
-from semel.operate.acts import Acts
+from semel.operate.audit import Acts
 from semel.operate.outbox import (
     NotParked,
     OutboxStatus,

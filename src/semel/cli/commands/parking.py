@@ -51,7 +51,7 @@ from semel.errors import Misuse
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits
 from semel.operate import deletion, parking
-from semel.operate.acts import Acts, Done, need_reason, need_waiting
+from semel.operate.audit import Acts, Done, need_reason, need_waiting
 from semel.operate.stores import Approval, ApprovalDecision, Revision, readable_diff
 
 SHARED_VARIABLE: Final = "SEMEL_SHARED_ACCOUNT"

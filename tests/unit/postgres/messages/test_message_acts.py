@@ -12,8 +12,8 @@ from semel.lease import Owner
 from semel.ledgers import open_ledger
 from semel.messaging.changes import Op
 from semel.messaging.handle.claims import ClaimRequest, Duplicate, RunByPipeline
-from semel.operate import acts
-from semel.operate.acts import CycleUnsettled
+from semel.operate import audit
+from semel.operate.audit import CycleUnsettled
 from semel.operate.consumers import NotHandedOver, hand_over
 from semel.operate.parking import skip
 from semel.pipeline.sink import SinkOK
@@ -38,7 +38,7 @@ ANN = {"actor": "ann", "reason": "it was wrong"}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(acts, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(audit, "SETTLE_SECONDS", 0.05)
 
 
 def asked(url, question):
@@ -89,12 +89,12 @@ def test_an_act_is_refused_between_a_lost_driver_and_recovery_which_then_goes_th
     recovering.close()
 
     assert rows_of(database, "SELECT state, marker FROM processed_message") == [("COMPLETED", "")]
-    with pytest.raises(acts.NoSuchMessage):
+    with pytest.raises(audit.NoSuchMessage):
         asked(url, lambda database: skip(database, CONSUMER, "a", **ANN))
 
 
 def test_an_act_waits_for_a_cycle_that_commits_and_finds_what_it_did(url, sink, monkeypatch):
-    monkeypatch.setattr(acts, "SETTLE_SECONDS", 10.0)
+    monkeypatch.setattr(audit, "SETTLE_SECONDS", 10.0)
     committed(sink, claim("a", state="PARKED"), wait("a", waits="parked"))
     of = txn()
     promise = prepared(sink, of, claim("b"))

@@ -1,6 +1,6 @@
 """A relay in a process of its own, with a broker that is a file of fsynced lines.
 
-relay_program DATABASE-URL FILE [LEASE-SECONDS]
+relay DATABASE-URL FILE [LEASE-SECONDS]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Two consumers in one process: the messages of one kill it, those of the other take their time.
 
-shared_program DATABASE-URL FOLDER
+shared DATABASE-URL FOLDER
 """
 
 from __future__ import annotations

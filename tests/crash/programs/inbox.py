@@ -1,7 +1,7 @@
 """The two ways through an inbox, in a process of its own.
 
-inbox_program DATABASE-URL work           handle what is stored until nothing is left
-inbox_program DATABASE-URL deliver ID …   store and handle deliveries, one after the other
+inbox DATABASE-URL work           handle what is stored until nothing is left
+inbox DATABASE-URL deliver ID …   store and handle deliveries, one after the other
 """
 
 from __future__ import annotations

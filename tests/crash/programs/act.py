@@ -1,4 +1,4 @@
-"""The command line in a process of its own: act_program ARGUMENT …"""
+"""The command line in a process of its own: act ARGUMENT …"""
 
 from __future__ import annotations
 
