@@ -312,8 +312,12 @@ def test_no_folder_has_more_files_than_a_stranger_can_look_through(tree):
     assert [f"{folder}: {n}" for folder, n in counts.items() if n > MOST_FILES] == []
 
 
-# A budget may only fall; the targets are 45 files and 12,000 lines.
-ENGINE_FILES, ENGINE_LINES = 48, 14_900
+ENGINE_FILES, ENGINE_LINES = 46, 14_900
+"""The size of both engines now, the lines rounded up to a hundred.
+
+A feature raises it, in a commit that says why; everything else leaves it or lowers it.  The
+targets are 45 files and 12,000 lines.
+"""
 
 
 def test_no_two_test_files_have_the_same_name():
@@ -345,8 +349,8 @@ def test_both_engines_stay_small():
     files = [path for half in HALVES for path in (PACKAGE / half).rglob("*.py")]
     lines = sum(len(path.read_text().splitlines()) for path in files)
 
-    assert len(files) <= ENGINE_FILES
-    assert lines <= ENGINE_LINES
+    assert len(files) == ENGINE_FILES
+    assert ENGINE_LINES - 100 < lines <= ENGINE_LINES
 
 
 def test_doors_import_no_binding_before_its_name_is_used():

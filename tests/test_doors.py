@@ -268,8 +268,18 @@ def test_the_tree_of_contributing_has_every_part():
         if path.is_dir() or path.suffix == ".py"
     }
 
-    drawn = set(re.findall(r"[a-z0-9]+", tree))
-    assert {part for part in parts if not part.startswith("__")} - drawn == set()
+    parts |= {path.stem for path in (PACKAGE / "messaging").rglob("[a-z]*.py")}
+    parts |= {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
+
+    drawn = set(re.findall(r"[a-z0-9_]+", tree))
+    assert {part for part in parts if not part.startswith("_")} - drawn - {"snapshots"} == set()
+
+
+def test_the_tree_of_contributing_has_every_folder_of_unit_tests():
+    (found,) = re.findall(r"^  unit/ (.*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    folders = {path.parent.name for path in (ROOT / "tests" / "unit").glob("*/test_*.py")}
+
+    assert set(re.findall(r"\w+", found)) == folders
 
 
 def test_every_module_on_the_ways_of_contributing_exists():
@@ -277,7 +287,7 @@ def test_every_module_on_the_ways_of_contributing_exists():
     modules = [
         name
         for way in ways
-        for name in re.findall(r"\b(?:messaging|pipeline|spark|sql)(?:/\w+)+", way)
+        for name in re.findall(r"\b(?:messaging|pipeline|postgres|spark|sql)(?:/\w+)+", way)
     ]
 
     assert len(modules) > 20
