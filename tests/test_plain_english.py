@@ -1,8 +1,7 @@
 """Docstrings, comments, error texts and pages are written in plain English.
 
 Each phrase below reads badly for an engineer whose English is a second language:
-an old word, a riddle, or a thing that acts like a person.  The parts in `CLEAN` must
-not contain any of them; a part that becomes clean is added there, and none is removed.
+an old word, a riddle, or a thing that acts like a person.
 """
 
 from __future__ import annotations
@@ -64,128 +63,6 @@ ALLOWED = {
 }
 """By file: a phrase that it may contain, and the reason."""
 
-SRC = "src/semel"
-CLEAN = (
-    "CONTRIBUTING.md",
-    "bench",
-    "docs/cadence.md",
-    "docs/concepts.md",
-    "docs/decisions/2026-11-16-attempts.md",
-    "docs/decisions/2026-11-16-blame-after-a-crash.md",
-    "docs/decisions/2026-11-16-chunks-with-savepoints.md",
-    "docs/decisions/2026-11-16-crash-points-in-the-code.md",
-    "docs/decisions/2026-11-16-held-transaction.md",
-    "docs/decisions/2026-11-16-no-pending-flag.md",
-    "docs/decisions/2026-11-16-one-waiting-table.md",
-    "docs/decisions/2026-11-16-plain-sql-in-the-ledger.md",
-    "docs/decisions/2026-11-16-positions-not-batch-numbers.md",
-    "docs/decisions/2026-11-16-row-hash.md",
-    "docs/decisions/2026-11-16-the-claim-is-the-first-statement.md",
-    "docs/decisions/2026-11-16-the-handlers-session-cannot-end.md",
-    "docs/decisions/2026-11-16-the-ledger-decides.md",
-    "docs/decisions/2026-11-16-the-relay-deletes.md",
-    "docs/decisions/2026-11-16-win-abort-when-in-doubt.md",
-    "docs/decisions/2026-11-18-five-front-doors.md",
-    "docs/decisions/2026-11-18-marks-with-the-batch.md",
-    "docs/decisions/2026-11-18-one-guard.md",
-    "docs/decisions/index.md",
-    "docs/glossary.md",
-    "docs/guarantees.md",
-    "docs/howto/adopt.md",
-    "docs/howto/batches.md",
-    "docs/howto/claims.md",
-    "docs/howto/cluster.md",
-    "docs/howto/consumer.md",
-    "docs/howto/external-effects.md",
-    "docs/howto/files.md",
-    "docs/howto/handler-rules.md",
-    "docs/howto/inbox.md",
-    "docs/howto/kafka-source.md",
-    "docs/howto/memory-broker.md",
-    "docs/howto/sinks/memory.md",
-    "docs/howto/migrate-processed-messages.md",
-    "docs/howto/ordering-and-gaps.md",
-    "docs/howto/outbox.md",
-    "docs/howto/own-consumer-proof.md",
-    "docs/howto/own-sink.md",
-    "docs/howto/policy.md",
-    "docs/howto/postgres.md",
-    "docs/howto/replay.md",
-    "docs/howto/retention-and-erasure.md",
-    "docs/howto/retries-dead-letters-parking.md",
-    "docs/howto/several-queries.md",
-    "docs/howto/sinks/delta.md",
-    "docs/howto/sinks/iceberg.md",
-    "docs/howto/stateful-queries.md",
-    "docs/index.md",
-    "docs/operate/index.md",
-    "docs/operate/runbooks/consumer-behind.md",
-    "docs/operate/runbooks/dead-letters-arriving.md",
-    "docs/operate/runbooks/duplicate-spike.md",
-    "docs/operate/runbooks/lost-checkpoint.md",
-    "docs/operate/runbooks/lost-lease.md",
-    "docs/operate/runbooks/outbox-grows.md",
-    "docs/operate/runbooks/poison.md",
-    "docs/operate/runbooks/sink-not-finished.md",
-    "docs/operate/runbooks/slow-commits.md",
-    "docs/operate/runbooks/stale-claim.md",
-    "docs/operate/runbooks/stuck-key.md",
-    "docs/operate/runbooks/wrong-ledger.md",
-    "docs/performance.md",
-    "docs/pitfalls.md",
-    "docs/policy_tables.py",
-    "docs/quickstart.md",
-    "docs/reference/consuming.md",
-    "docs/reference/crash-points.md",
-    "docs/reference/cycle.md",
-    "docs/reference/errors.md",
-    "docs/reference/events.md",
-    "docs/reference/json.md",
-    "docs/reference/ledger.md",
-    "docs/reference/metrics.md",
-    "docs/reference/policy.md",
-    "docs/reference/settings.md",
-    "docs/visibility.md",
-    "examples",
-    f"{SRC}/*.py",
-    f"{SRC}/arrow",
-    f"{SRC}/cli",
-    f"{SRC}/files",
-    f"{SRC}/ledger",
-    f"{SRC}/memory",
-    f"{SRC}/messaging/classic.py",
-    f"{SRC}/messaging/handler.py",
-    f"{SRC}/messaging/database.py",
-    f"{SRC}/messaging/failed",
-    f"{SRC}/messaging/failure.py",
-    f"{SRC}/messaging/handle",
-    f"{SRC}/messaging/outcome.py",
-    f"{SRC}/messaging/records.py",
-    f"{SRC}/messaging/receive",
-    f"{SRC}/messaging/redact.py",
-    f"{SRC}/messaging/send",
-    f"{SRC}/messaging/settings.py",
-    f"{SRC}/operate",
-    f"{SRC}/pipeline",
-    f"{SRC}/policy",
-    f"{SRC}/postgres",
-    f"{SRC}/spark",
-    f"{SRC}/sql",
-    f"{SRC}/testing",
-)
-"""The parts that are clean: files, folders with everything in them, or patterns."""
-
-
-def files_of(part: str) -> list[Path]:
-    """Return the Python modules and Markdown pages of a part."""
-    found = ROOT.glob(part) if "*" in part else [ROOT / part]
-    return sorted(
-        path
-        for one in found
-        for path in (one.rglob("*") if one.is_dir() else [one])
-        if path.suffix in {".py", ".md"}
-    )
-
 
 def prose_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield what people read in a file, each with its line: no names, no code."""
@@ -242,11 +119,9 @@ def violations(prose: Iterator[tuple[int, str]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("part", CLEAN)
-def test_a_clean_part_stays_clean(part):
-    files = files_of(part)
-    assert files, f"{part} does not exist"
-
+@pytest.mark.parametrize("part", ["*.md", "src", "docs", "examples", "bench"])
+def test_what_people_read_is_plain_english(part):
+    files = ROOT.glob(part) if "*" in part else (ROOT / part).rglob("*.[pm][yd]")
     found: dict[str, list[str]] = {}
     for path in files:
         name = str(path.relative_to(ROOT))

@@ -244,7 +244,7 @@ CONVICTED_BY = {
     PromisesWhatIsNotThere: "preparing_rows_that_are_not_there_is_never_a_promise",
     IgnoresTheMark: "preparing_below_the_mark_is_fatal",
     TokenIsNotJson: "a_token_is_json",
-    TokenTellsASecret: "no_secret_is_told",
+    TokenTellsASecret: "no_secret_is_shown",
     TokenListsTheTasks: "a_token_is_small_however_many_tasks_it_stands_for",
     TokenHoldsTheRows: "a_token_is_small_however_many_rows_it_stands_for",
     KeepsStateInTheObject: "another_process_commits_what_a_dead_one_prepared",

@@ -152,7 +152,7 @@ CONVICTED_BY = {
     ForgetsTheEpoch: "test_a_lost_lease_changes_nothing",
     ChecksTheEpochOnceOnly: "test_an_epoch_alone_is_not_a_lease",
     OverwritesTheDecision: "test_there_are_no_other_arrows",
-    ForgetsUnknownAborts: "test_aborting_an_unknown_attempt_bars_it_for_good",
+    ForgetsUnknownAborts: "test_aborting_an_unknown_attempt_bars_it_permanently",
     CommitsTwice: "test_a_cycle_never_gets_a_second_commit",
     IgnoresGaps: "test_a_batch_that_does_not_follow_is_refused_and_moves_nothing",
     LeavesThePositions: "test_a_batch_that_follows_is_committed",

@@ -215,7 +215,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
     # aiokafka calls these in a rebalance.
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Wait for the listeners; every partition is revoked, whatever its next owner is."""
+        """Wait for the listeners; every partition is revoked, even if this member gets it again."""
         await self._give_up()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:

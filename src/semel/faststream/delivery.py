@@ -153,7 +153,7 @@ class OnRunner(Delivering):
             return
         log.critical("consumer %s stops, and needs a person", self.made.name, exc_info=error)
         if consumer := getattr(self, "consumer", None):
-            # Otherwise this member would hold its partitions, and nobody would handle them.
+            # Otherwise this member would hold its partitions, and no member would handle them.
             await consumer.stop()
         if app := self._outer_config.context.get("app"):
             app.exit()

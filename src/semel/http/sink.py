@@ -197,7 +197,7 @@ class HttpSink:
 
     def rename(self, old: Tenant, new: Tenant) -> None:
         about = {"to": new.scope.slug, **_about(new.scope, new.sink)}
-        # An operator has fenced nobody: the receiver refuses if somebody does so from now on.
+        # An operator has fenced no owner: the receiver refuses if somebody does so from now on.
         listed = self.client.request("GET", "/scopes")
         epochs = [one["epoch"] for one in listed if one["slug"] == old.scope.slug]
         path = f"/rename/{old.scope.slug}"

@@ -53,7 +53,7 @@ class KafkaBroker:
 
         With *instance_id*, this process is a static member of its group: a restart within the
         session's time keeps its partitions without a rebalance.  The price: after a clean stop,
-        nobody else gets them until that time is over.
+        no other member gets them until that time is over.
 
         A URL may say all three, and wins: ``kafka://host:port?start=end&instance_id=billing-1``.
 

@@ -41,7 +41,7 @@ class GroupProtocol(StrEnum):
     """How the members of a group share partitions."""
 
     CONSUMER = "consumer"
-    """The broker assigns them (KIP-848; Kafka 4.0 or newer): a rebalance stops nobody else."""
+    """The broker assigns them (KIP-848; Kafka 4.0 or newer): a rebalance stops no other member."""
 
     CLASSIC = "classic"
     """The members assign them, cooperatively: for older brokers."""

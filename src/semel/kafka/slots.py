@@ -182,7 +182,7 @@ class Slots:
             self.slot(number).settle(())
 
     def close(self) -> None:
-        """Close the clients; an open transaction is ended by whoever comes next."""
+        """Close the clients; an open transaction is ended by the next owner."""
         with self._lock:
             for slot in self._slots.values():
                 slot.drop()

@@ -3,7 +3,7 @@
     event loop   fetch · commit · seek · pause            ─ calls ─▶   one thread
     buffer       records, by partition                    ◀─ records ─ owns the client, polls
 
-The thread polls all the time, whatever the handlers do, so a rebalance is served at once and the
+The thread polls all the time, even while handlers work, so a rebalance is served at once and the
 broker never takes a slow handler for a dead one.  Partitions whose buffer is full are paused.
 While the thread waits in a rebalance for the revocation listeners, it goes on serving calls:
 their commits arrive there.
@@ -616,7 +616,7 @@ class KafkaSubscription:
         try:
             told = asyncio.run_coroutine_threadsafe(self._tell(partitions), self._loop)
         except RuntimeError:
-            return  # the loop is closed: nobody is left to commit anything
+            return  # the loop is closed: no task is left to commit anything
         while not told.done() and self._loop.is_running():
             self._serve(BUSY_SECONDS)
 
@@ -645,7 +645,7 @@ class KafkaSubscription:
         self._on_loop(self._arrived.set)
 
     def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, and no task waits any more
             self._loop.call_soon_threadsafe(function, *arguments)
 
 

@@ -83,7 +83,7 @@ class _Books:
     """The sealed transactions, with the times of their seals."""
 
     stale: tuple[str, ...]
-    """Old marks and fences that nobody needs."""
+    """Old marks and fences that are not needed any more."""
 
 
 class S3Sink:
@@ -522,7 +522,7 @@ class S3Sink:
         found = []
         if self._replaces:
             found.append(
-                "the store replaces an object although it is told not to (If-None-Match): two "
+                "the store replaces an object in spite of If-None-Match: two "
                 "drivers that commit two attempts of a cycle at once are kept apart by the ledger "
                 "alone; use a store with conditional PUT"
             )

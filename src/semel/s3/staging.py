@@ -1,4 +1,4 @@
-"""The uploads of tasks: parts under the final keys, which nobody sees before they are completed."""
+"""The uploads of tasks: parts under the final keys, invisible until they are completed."""
 
 from __future__ import annotations
 

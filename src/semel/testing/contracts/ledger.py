@@ -107,7 +107,7 @@ class PositionRules(LedgerWorld):
 
         assert ledger.positions(driver.scope).ends == {("0", "t/0"): Position(25, "one")}
 
-    def test_a_batch_whose_topic_cannot_be_told_is_refused(self, ledger: Ledger) -> None:
+    def test_a_batch_whose_topic_has_no_known_id_is_refused(self, ledger: Ledger) -> None:
         driver = LedgerOwner.of(ledger)
         driver.commit(offsets(0, 10, topic_id="one"), 0)
         txn = driver.reach(CycleState.PREPARED, 1, offsets(10, 20))

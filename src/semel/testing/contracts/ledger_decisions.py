@@ -95,7 +95,7 @@ class LedgerLeaseRules(LedgerWorld):
         with pytest.raises(LeaseLost):
             first.reach(CycleState.PLANNED)
 
-    def test_an_expired_lease_that_nobody_took_still_writes(self, ledger: Ledger) -> None:
+    def test_an_expired_lease_that_was_not_taken_still_writes(self, ledger: Ledger) -> None:
         driver = LedgerOwner.of(ledger)
         self.expire(ledger, driver.scope)
 
@@ -409,7 +409,7 @@ class DecisionRules(LedgerWorld):
 
         assert driver.mark() == txn
 
-    def test_aborting_an_unknown_attempt_bars_it_for_good(self, ledger: Ledger) -> None:
+    def test_aborting_an_unknown_attempt_bars_it_permanently(self, ledger: Ledger) -> None:
         driver = LedgerOwner.of(ledger)
         txn = driver.cycle().attempt()
 

@@ -604,7 +604,7 @@ class SinkObjects(SinkWorld):
         # Less than the shortest name for each task: a batch may have a thousand.
         assert len(json.dumps(many)) < len(json.dumps(few)) + 50
 
-    def test_no_secret_is_told(self) -> None:
+    def test_no_secret_is_shown(self) -> None:
         sink, txn = self.process(), self.txn()
         receipts = self.stage(sink, txn, [1])
         token = self.prepare(sink, txn, receipts)
