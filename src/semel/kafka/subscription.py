@@ -85,7 +85,7 @@ class _Waiting:
 
     @property
     def fill(self) -> float:
-        """From 1 on, the partition is paused."""
+        """The partition is paused if this is at least 1."""
         return max(len(self.records) / BUFFERED, self.size / BUFFERED_BYTES)
 
     def append(self, record: Record) -> None:
