@@ -14,6 +14,7 @@ from semel import ExactlyOnce
 from semel.memory.ledger import MemoryLedger
 from semel.pipeline.source import BatchRange
 from semel.sinks import FilesSink
+from tests.snapshots import compare, normal
 from tests.spark.world import SCHEMA, World, ids_in
 from tests.unit.cli.cli_world import MODULE, Shell, publish
 from tests.unit.cli.cli_world import World as CliWorld
@@ -56,6 +57,7 @@ def test_a_new_sink_gets_the_past_once_and_the_present_with_the_others(
     assert read == ["g1.b0", "g1.b1"]
     document = json.loads(done.stdout)
     assert (document["cycles"], document["rows"], document["takes_part"]) == (2, 30, True)
+    compare("sink", {"sink add": normal(document, tmp_path)})
     again = add("--reread", f"{MODULE}:reader")
     assert "filled 0 cycles, 0 rows, after 2 cycles before" in again.output
     shown = spark.read.parquet(str(tmp_path / "new")).collect()

@@ -23,6 +23,7 @@ from semel.kafka.broker import KafkaBroker
 from semel.messaging.handler import consumer
 from semel.messaging.settings import ConsumerSettings, RunnerSettings
 from semel.policy.vocabulary import Mode
+from tests.snapshots import compare, normal
 from tests.unit.policy.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, merged, text_of
 
 SILENT = "kafka://ann:s3cret@127.0.0.1:1?security.protocol=PLAINTEXT"
@@ -85,6 +86,17 @@ def ask(*arguments, code):
 )
 def test_a_mistake_is_named(arguments, said):
     assert said in ask(*arguments, code=2)["error"]
+
+
+def test_the_document_of_a_stopped_service_keeps_its_keys(tmp_path, monkeypatch):
+    async def serve(*_, **__):
+        return 3
+
+    monkeypatch.setattr("semel.cli.commands.run._serve", serve)
+
+    stopped = ask("run_shop:billing", "-t", "payments", "--relay", code=0)
+
+    compare("run", {"run": normal(stopped, tmp_path)})
 
 
 def test_a_broker_and_a_database_must_be_named(monkeypatch):

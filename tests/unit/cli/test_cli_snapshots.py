@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semel.cli.preamble import COMMANDS
 from semel.crashpoints import CrashPoint
 from semel.ledger.sqlite import SqliteLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.driver import Driver
-from tests.snapshots import compare, normal
+from tests.snapshots import FOLDER, compare, normal
 from tests.unit.cli.cli_world import MODULE, Shell, World, publish, shell_for
 from tests.unit.cli.test_cli_adopt import write_checkpoint
 from tests.unit.cli.test_cli_cycle import StuckSink
@@ -137,6 +139,16 @@ def test_the_documents_about_a_policy_keep_their_keys(monkeypatch, tmp_path):
     found["policy schema"] = sorted(found["policy schema"])
 
     compare("policy", found)
+
+
+def test_every_command_has_a_document():
+    kept = [name for file in FOLDER.glob("*.json") for name in json.loads(file.read_text())]
+
+    assert {
+        command
+        for command in COMMANDS
+        if not any(re.match(rf"{command}($|:| -)", name) for name in kept)
+    } == set()
 
 
 @pytest.mark.parametrize("lost", ["key", "value"])

@@ -14,6 +14,7 @@ from semel.errors import Retryable
 from semel.http.receiver import receiver
 from semel.http.store import ReceiverStore, Refusal
 from semel.testing import ReceiverContract
+from tests.snapshots import compare, normal
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +163,15 @@ def test_the_report_says_of_each_rule_whether_a_receiver_keeps_it(tmp_path, monk
     with broken(tmp_path, monkeypatch, DropsTheCommitted) as served:
         command = ["receiver", "check", served.url, "--header", login]
         said = CliRunner().invoke(cli, command)
+        document = CliRunner().invoke(cli, [*command, "--json"]).stdout
 
     assert said.exit_code == 1, said.output
     assert f"{served.url}: 24 rules, 1 broken" in said.stdout
     assert "what is committed cannot be aborted" in said.stdout
     assert "was answered 200 and not 409" in said.stdout
-    assert SECRET not in said.output
+    assert SECRET not in said.output + document
+    known = normal(json.loads(document.replace(served.url, "<url>")), tmp_path)
+    compare("receiver", {"receiver check": known})
 
 
 @pytest.mark.parametrize(
