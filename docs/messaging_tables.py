@@ -9,12 +9,12 @@ from typing import Final
 from docs.markdown import attribute_docs, first_sentence, rules_of, table
 from semel.events import LABELS
 from semel.messaging.failure import CODES, RETRYABLE_CLASSES, FailureClass
-from semel.messaging.handle.claims import CLAIM_TABLE
 from semel.messaging.outcome import Told
 from semel.messaging.records import Waits
 from semel.policy.vocabulary import BatchPolicy, GapPolicy, StalePolicy
 from semel.postgres.message_statements import STATEMENTS
 from semel.testing import BrokerContract, ClaimsContract
+from tests.stores.claims_table import CLAIM_TABLE
 
 
 def metrics() -> str:

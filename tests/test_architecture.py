@@ -1,6 +1,6 @@
 """Who may import whom, and what works with nothing installed.
 
-    base  ◀──  messaging, pipeline  ◀──  operate  ◀──  bindings  ◀──  cli, console
+    base  ◀──  messaging, pipeline  ◀──  operate  ◀──  bindings  ◀──  cli
 
 Imports are read from the source, those inside functions and for type checkers
 included: a dependency is one wherever it stands.
@@ -53,14 +53,13 @@ BINDINGS = frozenset(
         "kafka",
         "ledger",
         "memory",
-        "metrics",
         "postgres",
         "s3",
         "spark",
         "sql",
     }
 )
-TOPS = frozenset({"__main__", "cli", "console"})
+TOPS = frozenset({"__main__", "cli"})
 DOORS = frozenset({"__init__", "ledgers", "outboxes", "sinks"})
 """Names by which users reach the bindings; a binding is imported when its name is used."""
 

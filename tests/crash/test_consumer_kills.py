@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from consumer_scene import QUICK_RETRY, Scene
 
-from semel.crashpoints import MESSAGING_POINTS
 from semel.messaging.handle.claims import ClaimState
 from semel.testing.trial import Trial
+from tests.points import MESSAGING_POINTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
 

@@ -11,9 +11,10 @@ import psycopg
 import pytest
 from local_scene import KINDS, Scene, Way, ways
 
-from semel.crashpoints import PIPELINE_POINTS, CrashPoint
+from semel.crashpoints import CrashPoint
 from semel.testing.kill import Zygote
 from tests.crash.local_driver import DONE, FENCED
+from tests.points import PIPELINE_POINTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
 

@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 from engine_mutants import MUTANTS
 
-from semel.crashpoints import PIPELINE_POINTS
 from semel.lease import Takeover
 from semel.memory.sink import MemorySink, MemoryStore
 from semel.pipeline.twophase import Backoff
@@ -23,6 +22,7 @@ from semel.testing.explore import (
 )
 from semel.testing.faults import Fault
 from semel.testing.world import Invariant, Violation, World
+from tests.points import PIPELINE_POINTS
 
 ELSEWHERE = ("files", "held", "kafka", "postgres", "s3", "table")
 """Crash points that begin so are inside these sinks, and are reached in their own tests."""

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from semel.crashpoints import PIPELINE_POINTS
 from semel.ledgers import open_ledger
 from semel.operate import verification
 from semel.operate.status import Pipeline, cut_of
@@ -22,6 +21,7 @@ from semel.testing.services import CutProxy
 from tests.crash.local_driver import APP, DONE, FENCED, STOPPED
 from tests.crash.local_receiver import Receiver
 from tests.crash.local_scene import DECIDED, MODULES, Scene, Way, ways
+from tests.points import PIPELINE_POINTS
 
 pytestmark = [
     pytest.mark.kafka,

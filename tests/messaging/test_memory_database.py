@@ -13,8 +13,8 @@ from semel.errors import Misuse
 from semel.messaging.handle.claims import Claimed, ClaimRequest, Locked
 from semel.sql import schema
 from semel.sql.database import SqlDatabase, open_existing
-from semel.sql.engine import keeper_of, open_engine
-from tests.messaging.worlds import Effect, effects, memory_database
+from semel.sql.engine import open_engine
+from tests.messaging.worlds import Effect, effects, keeper_of, memory_database
 
 
 def test_a_database_in_memory_is_made_and_used_as_any_other():

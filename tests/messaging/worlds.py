@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.clock import Clock
 from semel.sql.database import SqlDatabase
-from semel.sql.engine import LOCK_SECONDS, keeper_of, open_engine
+from semel.sql.engine import _KEEPERS, LOCK_SECONDS, open_engine
 from semel.sql.schema import create
 from semel.sql.types import metadata
 from semel.testing.clock import SimulatedClock
@@ -69,6 +69,11 @@ def effects(database: SqlDatabase, name: str) -> list[Any]:
     # SQLite keeps a JSON that is a number as that number.
     found = [value for (value,) in rows_of(database, asked, name)]
     return [json.loads(value) if isinstance(value, str) else value for value in found]
+
+
+def keeper_of(engine: AsyncEngine) -> sqlite3.Connection:
+    """Return the idle connection that keeps the database in memory of *engine* alive."""
+    return _KEEPERS[engine.sync_engine]
 
 
 def rows_of(database: SqlDatabase, query: str, *values: Any) -> list[Any]:

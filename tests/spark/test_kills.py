@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.crashpoints import PIPELINE_POINTS, CrashPoint
+from semel.crashpoints import CrashPoint
 from semel.testing.services import jdbc_jars
 from tests.conftest import require
+from tests.points import PIPELINE_POINTS
 from tests.spark.killing import ROWS_A_FILE, Scene, end
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -9,8 +10,8 @@ import pytest
 
 from semel.message import Coordinates
 from semel.messaging.handle.claims import (
-    CLAIM_TABLE,
     SKIPPED,
+    ClaimAnswer,
     Claimed,
     ClaimFound,
     ClaimRequest,
@@ -21,6 +22,7 @@ from semel.messaging.handle.claims import (
     HeldElsewhere,
     NotClaimable,
     NotDue,
+    Parked,
     Terminal,
     found_of,
 )
@@ -44,6 +46,24 @@ from tests.stores.claims_world import (
     look_up,
 )
 from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
+
+CLAIM_TABLE: Final[Mapping[ClaimFound, tuple[type[ClaimAnswer], str]]] = {
+    ClaimFound.NOTHING: (Claimed, "handle it"),
+    ClaimFound.RETRYABLE_DUE: (Claimed, "handle it again"),
+    ClaimFound.LEASE_EXPIRED: (Claimed, "take it over, or Stale where the stale policy says so"),
+    ClaimFound.RETRYABLE_LATER: (
+        NotDue,
+        "ack if the waiting table holds the payload, else seek back and pause until it is due",
+    ),
+    ClaimFound.COMPLETED: (Duplicate, "ack"),
+    ClaimFound.TERMINAL: (Terminal, "by policy; never handled silently"),
+    ClaimFound.PARKED: (Parked, "by policy; never handled silently"),
+    ClaimFound.LEASE_LIVE: (HeldElsewhere, "no ack; it comes back later"),
+    ClaimFound.LOCKED: (HeldElsewhere, "no ack; it comes back later"),
+    ClaimFound.OTHER_PAYLOAD: (Conflict, "its own outcome, with both hashes"),
+}
+"""By what the claim finds: its answer, and what the consumer then does."""
+
 
 TAKEN: Final = (ClaimFound.NOTHING, ClaimFound.RETRYABLE_DUE, ClaimFound.LEASE_EXPIRED)
 WITH_A_ROW: Final = (

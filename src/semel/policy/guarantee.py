@@ -131,12 +131,6 @@ class ConsumerGuarantee:
         """All promises in one sentence."""
         return "; ".join(promise.sentence for promise in self.promises)
 
-    @property
-    def weakest(self) -> Promise:
-        """The promise with the weakest semantics."""
-        order = [*Semantics]
-        return min(self.promises, key=lambda promise: order.index(promise.semantics))
-
 
 def guarantee_of(effective: Effective) -> ConsumerGuarantee:
     """Compute what a consumer really guarantees on a topic."""

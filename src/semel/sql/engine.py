@@ -195,15 +195,6 @@ def is_in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
-def keeper_of(engine: AsyncEngine) -> sqlite3.Connection:
-    """Return the idle connection that keeps the database in memory of *engine* alive.
-
-    Raises:
-        KeyError: `open_engine` created no database in memory for this engine.
-    """
-    return _KEEPERS[engine.sync_engine]
-
-
 def _keep_in_memory(engine: Engine) -> None:
     """Give *engine* a database in memory that stays when its connections are closed.
 

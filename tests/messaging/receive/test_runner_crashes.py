@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from semel.crashpoints import MESSAGING_POINTS, CrashPoint
+from semel.crashpoints import CrashPoint
 from semel.message import Message
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.records import WaitingFilter
@@ -15,6 +15,7 @@ from semel.policy.vocabulary import Mode
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.processes import next_process
 from tests.messaging.served import QUICK, Service
+from tests.points import MESSAGING_POINTS
 
 WINDOWS = sorted(
     p

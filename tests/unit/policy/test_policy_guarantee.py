@@ -171,12 +171,6 @@ def test_every_effect_beside_the_rows_is_promised_for_itself(consumer, last):
     assert sentences(consumer)[-1] == last
 
 
-def test_the_weakest_promise_is_found():
-    found = guarantee({"sideEffects": [{"name": "mail"}]})
-
-    assert found.weakest.what == "side effect 'mail'"
-
-
 @pytest.mark.parametrize(("ack", "repetition"), [*product(AckTime, Repetition)])
 def test_the_table_answers_every_combination(ack, repetition):
     assert (ack, repetition) in SEMANTICS

@@ -176,24 +176,6 @@ class ClaimFound(StrEnum):
     OTHER_PAYLOAD = "the same id with another payload"
 
 
-CLAIM_TABLE: Final[Mapping[ClaimFound, tuple[type[ClaimAnswer], str]]] = {
-    ClaimFound.NOTHING: (Claimed, "handle it"),
-    ClaimFound.RETRYABLE_DUE: (Claimed, "handle it again"),
-    ClaimFound.LEASE_EXPIRED: (Claimed, "take it over, or Stale where the stale policy says so"),
-    ClaimFound.RETRYABLE_LATER: (
-        NotDue,
-        "ack if the waiting table holds the payload, else seek back and pause until it is due",
-    ),
-    ClaimFound.COMPLETED: (Duplicate, "ack"),
-    ClaimFound.TERMINAL: (Terminal, "by policy; never handled silently"),
-    ClaimFound.PARKED: (Parked, "by policy; never handled silently"),
-    ClaimFound.LEASE_LIVE: (HeldElsewhere, "no ack; it comes back later"),
-    ClaimFound.LOCKED: (HeldElsewhere, "no ack; it comes back later"),
-    ClaimFound.OTHER_PAYLOAD: (Conflict, "its own outcome, with both hashes"),
-}
-"""By what the claim finds: its answer, and what the consumer then does."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
     """One row of ``processed_message``."""

@@ -125,10 +125,6 @@ class Send:
     headers: Mapping[str, str | bytes] = field(default_factory=dict)
 
 
-Output: TypeAlias = tuple[str, Mapping[str, Any]] | Send
-"""What a handler yields: a row for a sink, by the sink's name or table, or an outgoing message."""
-
-
 @dataclass(frozen=True)
 class PassSettings:
     """Everything that a task needs, apart from the stores; pickled into it."""

@@ -635,57 +635,42 @@ class LedgerRaceRules(LedgerWorld):
     def test_decision_and_positions_become_visible_together(self, ledger: Ledger) -> None:
         other = self.another(ledger)
         driver = LedgerOwner.of(ledger)
-        done = threading.Event()
 
-        def watch() -> int:
-            looks = 0
-            while not done.is_set() or looks == 0:
-                looks += 1
-                committed = [
-                    batch for batch in range(ROUNDS) if other.committed(driver.cycle(batch))
-                ]
-                end = other.positions(driver.scope).ends.get(("0", "t/0"))
-                known = max(committed, default=-1)
-                assert (end.end if end else 0) >= 10 * known + 10
-                if end is not None:
-                    assert other.committed(driver.cycle(end.end // 10 - 1)) is not None
-            return looks
+        def watch() -> None:
+            committed = [batch for batch in range(ROUNDS) if other.committed(driver.cycle(batch))]
+            end = other.positions(driver.scope).ends.get(("0", "t/0"))
+            known = max(committed, default=-1)
+            assert (end.end if end else 0) >= 10 * known + 10
+            if end is not None:
+                assert other.committed(driver.cycle(end.end // 10 - 1)) is not None
 
-        def work() -> None:
-            try:
-                for batch in range(ROUNDS):
-                    driver.commit(offsets(10 * batch, 10 * batch + 10), batch)
-            finally:
-                done.set()
-
-        looks, worked = together(watch, work)
-
-        assert worked is None
-        assert isinstance(looks, int), looks
+        beside_cycles(driver, watch)
 
     def test_a_heartbeat_renews_while_cycles_run(self, ledger: Ledger) -> None:
         driver = LedgerOwner.of(ledger)
-        done = threading.Event()
 
-        def beat() -> int:
-            beats = 0
-            while not done.is_set() or beats == 0:
-                ledger.renew(driver.lease)
-                beats += 1
-            return beats
+        beside_cycles(driver, lambda: ledger.renew(driver.lease))
 
-        def work() -> None:
-            try:
-                for batch in range(ROUNDS):
-                    driver.commit(offsets(10 * batch, 10 * batch + 10), batch)
-            finally:
-                done.set()
-
-        beats, worked = together(beat, work)
-
-        assert worked is None
-        assert isinstance(beats, int), beats
         assert driver.end() == 10 * ROUNDS
+
+
+def beside_cycles(driver: LedgerOwner, look: Callable[[], object]) -> None:
+    """Commit cycles in one thread, and call *look* in another until they are done."""
+    done = threading.Event()
+
+    def watch() -> None:
+        look()
+        while not done.is_set():
+            look()
+
+    def work() -> None:
+        try:
+            for batch in range(ROUNDS):
+                driver.commit(offsets(10 * batch, 10 * batch + 10), batch)
+        finally:
+            done.set()
+
+    assert together(watch, work) == [None, None]
 
 
 class LedgerContract(LedgerLeaseRules, DecisionRules, LedgerRaceRules, PositionRules, RecordRules):
