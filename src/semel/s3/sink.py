@@ -68,7 +68,7 @@ _KEEP: Final = 8
 _HIDDEN: Final = "_semel/"
 
 _UNTRIED: Final = (
-    "a store that replaces an object although it is told not to (If-None-Match): unknown until "
+    "a store that replaces an object although If-None-Match forbids it: unknown until "
     "`check` has tried it, at the start or with `semel lint --check`"
 )
 
