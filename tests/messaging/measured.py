@@ -82,7 +82,8 @@ class Shop:
         self.mode = mode or Mode.TRANSACTIONAL
         self.broker = MemoryBroker({TOPIC: 1})
         self.ends: dict[str, list[str]] = {}
-        policy = ConsumerSettings(**{"retry": AT_ONCE, "held_retry_seconds": 0.01, **settings})
+        own = {"retry": AT_ONCE, "held_retry_seconds": 0.01, "circuit_failures": 0}
+        policy = ConsumerSettings(**{**own, **settings})
 
         @consumer(NAME, policy=policy, id_from=FromHeader("message-id"))
         async def handle(message: Message, second: Any) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from semel.codec import FromPayload
 from semel.memory.broker import MemoryBroker
 from semel.message import Message, Partition
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handle.lease import handle_leased
 from semel.messaging.handler import consumer
+from semel.messaging.outcome import DeadLettered
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
-from semel.policy.vocabulary import Mode
+from semel.policy.vocabulary import Duplicates, GapPolicy, Mode
 from tests.messaging.worlds import memory_database
 
 TOPIC, GROUP = "payments", "billing"
@@ -136,6 +141,71 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_counts_as_a_failed_attem
         assert (letter.error_code, letter.attempts) == ("HANDLER_TIMEOUT", 2)
         assert "longer than 0.05 s" in letter.reason
         assert broker.lag(GROUP, TOPIC) == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("gaps", [GapPolicy.FETCH, GapPolicy.REBUILD])
+def test_a_repair_of_missing_versions_that_takes_too_long_is_cancelled_like_a_handler(gaps):
+    async def scenario() -> None:
+        settings = ConsumerSettings(
+            handler_seconds=0.05, retry=RetryPolicy(max_attempts=1), versioned=True, gaps=gaps
+        )
+
+        async def hang(message: Message, session: object, gap: object) -> None:
+            await asyncio.Event().wait()
+
+        @consumer(GROUP, policy=settings, fetch_missing=hang, rebuild=hang)
+        async def handle(message: Message) -> None: ...
+
+        message = Message("m3", {}, b"{}", "k", version=3)
+        async with asyncio.timeout(10):
+            outcome = await handle_message(handle, memory_database(), message)
+
+        assert isinstance(outcome, DeadLettered)
+        assert outcome.failure.code == "HANDLER_TIMEOUT"
+
+    asyncio.run(scenario())
+
+
+def test_a_handler_that_takes_too_long_with_a_duplicate_is_cancelled():
+    async def scenario() -> None:
+        database = memory_database()
+        settings = ConsumerSettings(
+            handler_seconds=0.05,
+            retry=RetryPolicy(max_attempts=1),
+            duplicates=Duplicates.INVOKE,
+        )
+
+        @consumer(GROUP, policy=settings)
+        async def handle(message: Message) -> None:
+            if message.is_duplicate:
+                await asyncio.Event().wait()
+
+        await handle_message(handle, database, Message("m1", {}, b"{}"))
+        async with asyncio.timeout(10):
+            outcome = await handle_message(handle, database, Message("m1", {}, b"{}"))
+
+        assert isinstance(outcome, DeadLettered)
+        assert outcome.failure.code == "HANDLER_TIMEOUT"
+
+    asyncio.run(scenario())
+
+
+def test_a_leased_handler_has_a_time_limit_where_one_is_set():
+    async def scenario() -> None:
+        settings = ConsumerSettings(leased_handler_seconds=0.05, retry=RetryPolicy(max_attempts=1))
+
+        @consumer(GROUP, policy=settings, mode=Mode.LEASED)
+        async def hang(message: Message, lease: object) -> None:
+            await asyncio.Event().wait()
+
+        message = Message("m1", {}, b"{}")
+        async with asyncio.timeout(10):
+            outcome = await handle_leased(hang, memory_database(), message, "me")
+
+        assert isinstance(outcome, DeadLettered)
+        assert outcome.failure.code == "HANDLER_TIMEOUT"
 
     asyncio.run(scenario())
 

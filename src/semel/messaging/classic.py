@@ -201,6 +201,7 @@ async def consume_envelope(
     began = SYSTEM_CLOCK.monotonic()
     tell_received(message, consumer.name)
     outcome = await handle_message(consumer, database, message)
+    consumer.note(outcome)
     tell(message, outcome, consumer.name, SYSTEM_CLOCK.monotonic() - began)
     await envelope.settle(settlement(outcome))
     return outcome

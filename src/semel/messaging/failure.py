@@ -38,13 +38,13 @@ class FailureClass(StrEnum):
     """The seven kinds of failure (S3-23)."""
 
     TRANSIENT = "transient"
-    """A timeout, a lost connection, a deadlock: the next attempt may succeed."""
+    """A deadlock, a lock, a handler's time limit: the next attempt may succeed."""
 
     POISON = "poison"
     """It fails every time, for a reason in the message or in the code."""
 
     DEPENDENCY_OUTAGE = "dependency_outage"
-    """A system that the handler needs is down."""
+    """A system that the handler needs is down, or does not answer."""
 
     RATE_LIMIT = "rate_limit"
     """The other system asked for fewer calls."""
@@ -77,11 +77,11 @@ OUTAGES: Final = frozenset({FailureClass.DEPENDENCY_OUTAGE, FailureClass.RATE_LI
 CODES: Final[Mapping[str, FailureClass]] = {
     "DATABASE_TIMEOUT": FailureClass.TRANSIENT,
     "DATABASE_CONFLICT": FailureClass.TRANSIENT,
-    "TIMEOUT": FailureClass.TRANSIENT,
-    "CONNECTION_LOST": FailureClass.TRANSIENT,
     "CRASHED": FailureClass.TRANSIENT,
     "HANDLER_CANCELLED": FailureClass.TRANSIENT,
     "HANDLER_TIMEOUT": FailureClass.TRANSIENT,
+    "TIMEOUT": FailureClass.DEPENDENCY_OUTAGE,
+    "CONNECTION_LOST": FailureClass.DEPENDENCY_OUTAGE,
     "DEPENDENCY_UNAVAILABLE": FailureClass.DEPENDENCY_OUTAGE,
     "RATE_LIMITED": FailureClass.RATE_LIMIT,
     "PRECONDITION_FAILED": FailureClass.BUSINESS_PRECONDITION,
@@ -244,7 +244,7 @@ class Classification:
             found = _found(self.rules.get(kind), error)
             if found is not None:
                 return kind, found
-        return None, UNKNOWN_CODE
+        return None, _code_of_client(error) or UNKNOWN_CODE
 
     def _class(
         self, error: BaseException, rule: type[BaseException] | None, code: str
@@ -316,6 +316,38 @@ def retry_after_of(error: BaseException) -> float | None:
         return None if found is None else min(max(float(found), 0.0), LONGEST_RETRY_AFTER)
     except Exception:  # noqa: BLE001  a strange header must not hide the failure
         return None
+
+
+CLIENT_CODES: Final[Mapping[str, str]] = {
+    "httpx.NetworkError": "CONNECTION_LOST",
+    "httpx.RemoteProtocolError": "CONNECTION_LOST",
+    "httpx.TimeoutException": "TIMEOUT",
+    "requests.ConnectionError": "CONNECTION_LOST",
+    "requests.Timeout": "TIMEOUT",
+    "aiohttp.ClientConnectionError": "CONNECTION_LOST",
+    "urllib3.HTTPError": "CONNECTION_LOST",
+    "socket.gaierror": "CONNECTION_LOST",
+}
+"""The codes of exceptions of HTTP clients, by package and class: they need not be installed."""
+
+STATUS_CODES: Final[Mapping[object, str]] = {
+    429: "RATE_LIMITED",
+    **dict.fromkeys((502, 503, 504), "DEPENDENCY_UNAVAILABLE"),
+}
+"""The codes of answers of other services, by their HTTP status."""
+
+
+def _code_of_client(error: BaseException) -> str | None:
+    """Return the code of an HTTP client's exception: by the answer's status, or by its class."""
+    try:
+        answer = getattr(error, "response", error)
+        status = getattr(answer, "status_code", None) or getattr(answer, "status", None)
+        if status in STATUS_CODES:
+            return STATUS_CODES[status]
+    except Exception:  # noqa: BLE001  a strange attribute must not hide the failure
+        return None
+    names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__)
+    return next((CLIENT_CODES[name] for name in names if name in CLIENT_CODES), None)
 
 
 def _own_code(error: BaseException) -> str | None:

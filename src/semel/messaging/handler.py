@@ -68,18 +68,20 @@ class Pace:
         self._since_failure = 0
 
 
+RECENT_ATTEMPTS: Final = 20
 RECENT_SECONDS: Final = 300.0
 FIRST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 60.0
 
 
 class Circuit:
-    """The recent failures of one consumer in this process, and whether it stands still.
+    """The recent attempts of one consumer in this process, and whether it stands still.
 
-        closed ──▶ open      half of at least 20 recent failures are an outage or a rate limit
+        closed ──▶ open      the last 4 attempts, or half of the last 20, met an outage or a limit
         open   ──▶ closed    one message succeeds; one is tried at a time, at growing intervals
 
-    While it is open, a failure of these two classes counts as no attempt.
+    While it is open, a failure of these two classes counts as no attempt.  When it closes, it
+    forgets them: a message that always fails beside others that succeed is given up at last.
     """
 
     def __init__(self, consumer: str, failures: int, share: float) -> None:
@@ -90,8 +92,8 @@ class Circuit:
         self._consumer = consumer
         self._least = failures
         self._share = share
-        self._recent: deque[tuple[float, bool]] = deque(maxlen=max(failures - 1, 0))
-        """When attempts failed, and whether by an outage."""
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=max(failures, RECENT_ATTEMPTS) - 1)
+        """When attempts ended, and whether by an outage."""
 
         self._interval = 0.0
         self._next_try = 0.0
@@ -130,17 +132,21 @@ class Circuit:
             self._recent.append((self.clock.monotonic(), is_outage))
 
     def succeeded(self) -> None:
-        """Record an attempt that succeeded: the dependency is there again."""
-        if self.since is not None:
-            seconds, self.since = self.clock.now() - self.since, None
-            EVENTS.emit(CircuitClosed(self._consumer, self._consumer, seconds))
-            EVENTS.measure(Metric.CIRCUIT, self._consumer, value=0.0)
+        """Record an attempt that succeeded: the dependency is there, or there again."""
+        if self.since is None:
+            self._recent.append((self.clock.monotonic(), False))
+            return
+        seconds, self.since = self.clock.now() - self.since, None
+        self._recent.clear()
+        EVENTS.emit(CircuitClosed(self._consumer, self._consumer, seconds))
+        EVENTS.measure(Metric.CIRCUIT, self._consumer, value=0.0)
 
     def _is_outage_with_one_more(self, now: float) -> bool:
         while self._recent and self._recent[0][0] < now - RECENT_SECONDS:
             self._recent.popleft()
-        outages = 1 + sum(is_outage for _, is_outage in self._recent)
-        return len(self._recent) + 1 >= self._least and outages >= self._share * self._least
+        met = [*(is_outage for _, is_outage in self._recent), True]
+        in_a_row = len(met) >= self._least and all(met[-self._least :])
+        return in_a_row or sum(met) >= self._share * max(self._least, RECENT_ATTEMPTS)
 
     def _open(self, now: float, failure: Classified) -> None:
         self.since = self.clock.now()

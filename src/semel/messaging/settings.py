@@ -204,17 +204,20 @@ class ConsumerSettings:
     handler_seconds: float = 300.0
     """How long a handler may run before it is cancelled, which is a failed attempt.
 
-    Not in mode leased, where the handler renews its lease.
+    Not in mode leased, where its lease is renewed as long as it runs.
     """
 
-    circuit_failures: int = 20
-    """After how many recent failures the consumer may stand still, if an outage caused them.
+    leased_handler_seconds: float | None = None
+    """The same in mode leased; None: no limit, and a handler that hangs keeps its lease."""
+
+    circuit_failures: int = 4
+    """After how many failures in a row the consumer stands still, if an outage caused them.
 
     Fewer than `RetryPolicy.max_attempts` protect the first message, too.  0: never.
     """
 
     circuit_share: float = 0.5
-    """The share of them that must be of the class dependency_outage or rate_limit."""
+    """Or after which share of its last 20 attempts (`circuit_failures`, if that is more)."""
 
     held_retry_seconds: float = 1.0
     """The delay before a message is redelivered that another worker holds."""
@@ -235,6 +238,8 @@ class ConsumerSettings:
         )
         _count_from_one(self, "poison_attempts", "chunk", "conflict_tries")
         _lasting(self, "lease_seconds", "handler_seconds")
+        if self.leased_handler_seconds is not None:
+            _lasting(self, "leased_handler_seconds")
         _not_negative(self, "stale_grace_seconds", "held_retry_seconds")
         if self.circuit_failures != 0:
             _count_from_one(self, "circuit_failures")

@@ -353,12 +353,12 @@ class CircuitTerms(Section):
 
     enabled: Flag = True
     """Whether the consumer stands still, and spends no attempts, in an outage."""
-    failures: Count = 20
-    """How many recent failures it takes at least. Fewer than `retry.maxAttempts` protect the first
-    message, too.
+    failures: Count = 4
+    """How many failures of the class `dependency_outage` or `rate_limit` in a row it takes. Fewer
+    than `retry.maxAttempts` protect the first message, too.
     """
     share: Share = 0.5
-    """The share of them that must be of the class `dependency_outage` or `rate_limit`."""
+    """Or which share of the last 20 attempts (`circuit.failures`, if that is more)."""
 
 
 class LagSlo(Section):

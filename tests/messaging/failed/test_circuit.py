@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from semel.events import EVENTS, CircuitClosed, CircuitOpened
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
 from semel.messaging import handler as circuit
+from semel.messaging.classic import MessageEnvelope, consume_envelope
 from semel.messaging.failure import CLASSIFICATION, RetryableMessageError, retry_after_of
 from semel.messaging.handler import Circuit, consumer
 from semel.messaging.receive.runner import Runner
@@ -134,12 +136,16 @@ def failure(error):
 DOWN, BUG = RetryableMessageError("down"), KeyError("bug")
 
 
-def circuit_with(clock, *errors, failures=4, share=0.5):
+def circuit_with(clock, *attempts, failures=4, share=0.5):
+    """Return a circuit after these attempts, an exception each, or None for a success."""
     found = Circuit("c", failures, share)
     found.clock = clock
-    for error in errors:
-        found.failed(failure(error))
+    for error in attempts:
+        found.succeeded() if error is None else found.failed(failure(error))
     return found
+
+
+OK = None
 
 
 @pytest.mark.parametrize(
@@ -147,17 +153,102 @@ def circuit_with(clock, *errors, failures=4, share=0.5):
     [
         ((DOWN, DOWN), False),
         ((DOWN, DOWN, DOWN), True),
-        ((BUG, BUG, DOWN), True),
-        ((BUG, BUG, BUG), False),
-        ((BUG, BUG, BUG, DOWN, DOWN), True),
+        ((BUG, DOWN, DOWN), False),
+        ((DOWN, DOWN, OK, DOWN), False),
+        ((OK,) * 19 + (DOWN,) * 3, True),
+        ((OK, DOWN) * 9, True),
+        ((OK, OK, DOWN) * 9, False),
+        ((BUG, DOWN) * 9, True),
     ],
 )
-def test_half_of_enough_recent_failures_open_the_circuit(before, is_spared):
+def test_some_outages_in_a_row_or_half_of_the_recent_attempts_open_the_circuit(before, is_spared):
     found = circuit_with(SimulatedClock(), *before)
 
     assert found.spares(failure(DOWN)) is is_spared
     assert found.is_open is is_spared
     assert not found.spares(failure(BUG)), "a failure of the message counts in an outage, too"
+
+
+def test_a_closed_circuit_begins_anew_so_a_message_that_always_fails_is_given_up():
+    found = circuit_with(SimulatedClock(), DOWN, DOWN, DOWN)
+    assert found.spares(failure(DOWN))
+
+    found.succeeded()
+
+    for _ in range(3):
+        assert not found.spares(failure(DOWN))
+        found.failed(failure(DOWN))
+    assert found.spares(failure(DOWN))
+
+
+@pytest.mark.parametrize("retry", [RetryMode.BLOCKING, RetryMode.RETRY_TABLE])
+def test_a_few_messages_that_fail_hold_no_healthy_consumer(retry):
+    async def scenario():
+        outage = Outage(calls_until_up=0, retry=retry, circuit_failures=20)
+        bad = {f"m{n}" for n in range(0, MESSAGES, 10)}
+
+        async def handle(message: Message) -> None:
+            if message.id in bad:
+                raise RetryableMessageError("this customer's system is down")
+            outage.handled.append(message.id)
+
+        outage.consumer = replace(outage.consumer, handler=handle)
+        letters = await outage.serve()
+
+        assert {letter.message_id for letter in letters} == bad
+        assert len(outage.handled) == MESSAGES - len(bad)
+        assert not [e for e in outage.events if isinstance(e, CircuitOpened)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [1, 20])
+def test_an_outage_that_shows_as_refused_connections_loses_nothing_by_default(keys):
+    async def scenario():
+        broker, database = MemoryBroker({TOPIC: 1}), memory_database()
+        for n in range(20):
+            broker.put(TOPIC, f'{{"id": "m{n}"}}'.encode(), key=f"k{n % keys}".encode())
+        retry = RetryPolicy(initial_delay_seconds=0.0)
+        calls, handled = [], set()
+
+        @consumer(NAME, policy=ConsumerSettings(retry=retry), id_from=FromPayload("id"))
+        async def handle(message: Message) -> None:
+            calls.append(message.id)
+            if len(calls) < 30:
+                raise ConnectionRefusedError(111, "refused")
+            handled.add(message.id)
+
+        quick = replace(handle.settings, held_retry_seconds=0.0)
+        runner = Runner(
+            handle.with_settings(quick),
+            await broker.subscribe(NAME, [TOPIC]),
+            database,
+            RunnerSettings(wait_seconds=0.02),
+        )
+        async with asyncio.timeout(30):
+            await runner.run_until_idle()
+
+        assert len(handled) == 20
+
+    asyncio.run(scenario())
+
+
+def test_an_envelope_tells_the_circuit_how_it_ended():
+    class Silent:
+        async def ack(self) -> None: ...
+
+        async def nack(self, seconds: float) -> None: ...
+
+    async def scenario():
+        outage, answers = Outage(calls_until_up=4), []
+        for n in range(5):
+            delivery = MessageEnvelope(f"e{n}", "k", {"id": n}, {}, Silent())
+            await consume_envelope(outage.consumer, outage.database, delivery)
+            answers.append(outage.consumer.circuit.is_open)
+
+        assert answers == [False, False, False, True, False]
+
+    asyncio.run(scenario())
 
 
 def test_old_failures_do_not_count():

@@ -139,7 +139,7 @@ class Attempts(Scenarios):
                 enumerate(CODES, 1)
             )
             first = told.failures[0]
-            assert (first.failure_class, first.key) == ("transient", "k")
+            assert (first.failure_class, first.key) == ("dependency_outage", "k")
             assert first.exception.endswith("RetryableMessageError")
             assert first.worker.startswith("process ")
             times = [one.at for one in told.moments]

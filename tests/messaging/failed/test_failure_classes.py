@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,8 +59,9 @@ def test_the_codes_reach_all_seven_classes():
             "AUTHORIZATION_FAILED",
             FailureClass.AUTHORIZATION,
         ),
-        (TimeoutError(), "TIMEOUT", FailureClass.TRANSIENT),
-        (ConnectionResetError(), "CONNECTION_LOST", FailureClass.TRANSIENT),
+        (TimeoutError(), "TIMEOUT", FailureClass.DEPENDENCY_OUTAGE),
+        (ConnectionResetError(), "CONNECTION_LOST", FailureClass.DEPENDENCY_OUTAGE),
+        (socket.gaierror(-2, "no such name"), "CONNECTION_LOST", FailureClass.DEPENDENCY_OUTAGE),
         (PermissionError(), "AUTHORIZATION_FAILED", FailureClass.AUTHORIZATION),
         (Misuse("x"), "HANDLER_MISUSE", FailureClass.POISON),
         (Permanent("x"), "REJECTED", FailureClass.POISON),
@@ -76,6 +79,65 @@ def test_an_exception_has_a_code_and_a_class_by_its_type(error, code, kind):
 
     assert (found.code, found.failure_class) == (code, kind)
     assert found.exception == f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def client_error(module, *names):
+    """Return an exception of a client that is not installed, by the names of its classes."""
+    kind: type[Exception] = Exception
+    for name in names:
+        kind = type(name, (kind,), {"__module__": module})
+    return kind("down")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (
+            client_error("httpx", "TransportError", "NetworkError", "ConnectError"),
+            "CONNECTION_LOST",
+        ),
+        (client_error("httpx", "TransportError", "TimeoutException", "ReadTimeout"), "TIMEOUT"),
+        (client_error("httpx", "TransportError", "UnsupportedProtocol"), "HANDLER_FAILED"),
+        (client_error("requests.exceptions", "RequestException", "Timeout"), "TIMEOUT"),
+        (client_error("requests.exceptions", "ConnectionError", "SSLError"), "CONNECTION_LOST"),
+        (client_error("aiohttp.client_exceptions", "ClientConnectionError"), "CONNECTION_LOST"),
+        (client_error("mine", "ConnectError"), "HANDLER_FAILED"),
+    ],
+)
+def test_an_http_client_that_gets_no_answer_meets_an_outage(error, code):
+    assert CLASSIFICATION.classify(error).code == code
+
+
+@pytest.mark.parametrize("give", ["response.status_code", "status", "status_code"])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (429, "RATE_LIMITED"),
+        (502, "DEPENDENCY_UNAVAILABLE"),
+        (503, "DEPENDENCY_UNAVAILABLE"),
+        (504, "DEPENDENCY_UNAVAILABLE"),
+        (500, "HANDLER_FAILED"),
+        (404, "HANDLER_FAILED"),
+        ([503], "HANDLER_FAILED"),
+    ],
+)
+def test_an_answer_of_another_service_says_by_its_status_that_it_is_down(give, status, code):
+    error = RuntimeError("answered")
+    *through, name = give.split(".")
+    holder = error
+    for step in through:
+        setattr(holder, step, SimpleNamespace())
+        holder = getattr(holder, step)
+    setattr(holder, name, status)
+
+    assert CLASSIFICATION.classify(error).code == code
+
+
+def test_a_rule_of_the_consumer_comes_before_the_status():
+    error = client_error("httpx", "NetworkError")
+    ours = CLASSIFICATION.extended({type(error): "REJECTED"})
+
+    assert ours.classify(error).code == "REJECTED"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.2, max_records=5)
 POLICY = ConsumerSettings(
     retry=RetryPolicy(max_attempts=9, initial_delay_seconds=0.0, max_delay_seconds=0.0),
     held_retry_seconds=0.01,
+    circuit_failures=0,
     poison_attempts=2,
 )
 PLACE = Partition("payments", 0)

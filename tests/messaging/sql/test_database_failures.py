@@ -133,11 +133,11 @@ def test_a_lock_timeout_is_transient_and_tried_again(postgres_accounts):
         ("23514", "CONSTRAINT_VIOLATED", FailureClass.POISON),
         ("42501", "AUTHORIZATION_FAILED", FailureClass.AUTHORIZATION),
         *(
-            (state, "CONNECTION_LOST", FailureClass.TRANSIENT)
+            (state, "CONNECTION_LOST", FailureClass.DEPENDENCY_OUTAGE)
             for state in ("25006", "53100", "53300", "57P04", "58030")
         ),
-        ("57P01", "CONNECTION_LOST", FailureClass.TRANSIENT),
-        ("08006", "CONNECTION_LOST", FailureClass.TRANSIENT),
+        ("57P01", "CONNECTION_LOST", FailureClass.DEPENDENCY_OUTAGE),
+        ("08006", "CONNECTION_LOST", FailureClass.DEPENDENCY_OUTAGE),
         ("22012", "HANDLER_FAILED", FailureClass.POISON),
     ],
 )

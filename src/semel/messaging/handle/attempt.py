@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
@@ -86,6 +86,8 @@ from semel.messaging.redact import ERASED_REASON
 from semel.policy.vocabulary import GapPolicy
 
 log = logging.getLogger("semel.messaging")
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -332,8 +334,7 @@ class Attempt:
         self.message = self.message.repeated()
         self.began = True
         await unit.begin_message()
-        with handling(self.consumer.name, self.message):
-            await self.consumer.invoke(self.message, unit.session)
+        await self.invoke(unit.session, self.consumer.settings.handler_seconds)
         await forget_tries(unit, self.consumer, self.message)
 
     async def apply(self, unit: Unit) -> Outcome:
@@ -376,11 +377,11 @@ class Attempt:
                 return replace(await self.call(unit), gap=gap), ""
             case GapPolicy.FETCH if consumer.fetch_missing is not None:
                 self.began = True
-                await called(consumer.fetch_missing(self.message, unit.session, gap))
+                await self._repair(consumer.fetch_missing(self.message, unit.session, gap))
                 return await self.call(unit), "fetched"
             case GapPolicy.REBUILD if consumer.rebuild is not None:
                 self.began = True
-                await called(consumer.rebuild(self.message, unit.session, gap))
+                await self._repair(consumer.rebuild(self.message, unit.session, gap))
                 return Handled(), "rebuilt"
             case _:
                 self.began = True
@@ -403,17 +404,13 @@ class Attempt:
             RetryableMessageError: it took longer than *seconds*, and was cancelled.
         """
         self.began = True
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                with handling(self.consumer.name, self.message):
-                    result = await self.consumer.invoke(self.message, second)
-        except (RetryableMessageError, TimeoutError) as error:
-            # The cancellation arrives in the handler, which makes it a failure.
-            if not deadline.expired():
-                raise
-            raise took_too_long(seconds) from error
+        with handling(self.consumer.name, self.message):
+            result = await in_time(seconds, self.consumer.invoke(self.message, second))
         reach(CrashPoint.HANDLE_AFTER, self.consumer.name)
         return result
+
+    async def _repair(self, call: Awaitable[None]) -> None:
+        await in_time(self.consumer.settings.handler_seconds, called(call))
 
     async def beside_others(self, unit: Unit, database: Database) -> Outcome:
         """Run in a savepoint of a batch's transaction; write a failure in the same transaction.
@@ -526,10 +523,21 @@ async def need_service(unit: Unit, consumer: str) -> None:
         raise RunByPipeline(consumer, engine.pipeline)
 
 
-def took_too_long(seconds: float | None) -> RetryableMessageError:
-    """Return the failure of a handler that was cancelled after its time limit."""
-    why = f"the handler took longer than {seconds:g} s and was cancelled"
-    return RetryableMessageError(why, "HANDLER_TIMEOUT")
+async def in_time(seconds: float | None, call: Awaitable[Result]) -> Result:
+    """Await code of the consumer, and cancel it after *seconds*.
+
+    Raises:
+        RetryableMessageError: it took longer.
+    """
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            return await call
+    except (RetryableMessageError, TimeoutError) as error:
+        # The cancellation arrives in the handler, which makes it a failure.
+        if not deadline.expired():
+            raise
+        why = f"the handler took longer than {seconds:g} s and was cancelled"
+        raise RetryableMessageError(why, "HANDLER_TIMEOUT") from error
 
 
 def ends_waiting(answer: ClaimAnswer) -> bool:

@@ -14,7 +14,6 @@ After a failure the handlers of a chunk are called again: effects outside the da
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,14 +26,14 @@ from semel.errors import Fenced, InDoubt
 from semel.message import Message, producer_id
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.waiting import is_next, leave_waiting
-from semel.messaging.failure import Classified, RetryableMessageError
+from semel.messaging.failure import Classified
 from semel.messaging.handle.attempt import (
     Attempt,
     classify,
     ends_waiting,
     handle_message,
     handling,
-    took_too_long,
+    in_time,
 )
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimState, source_of
 from semel.messaging.handler import Consumer, holds_key
@@ -571,15 +570,9 @@ def _calls(consumer: Consumer, chunk: Sequence[Attempt]) -> dict[int, list[Messa
 
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
     await unit.begin_message()
-    seconds = consumer.settings.handler_seconds
-    try:
-        async with asyncio.timeout(seconds) as deadline:
-            with handling(consumer.name, messages[0], messages):
-                await consumer.invoke(messages, unit.session)
-    except (RetryableMessageError, TimeoutError) as error:
-        if not deadline.expired():
-            raise
-        raise took_too_long(seconds) from error
+    with handling(consumer.name, messages[0], messages):
+        call = consumer.invoke(messages, unit.session)
+        await in_time(consumer.settings.handler_seconds, call)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
 
 

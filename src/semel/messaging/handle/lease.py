@@ -325,7 +325,7 @@ async def _under_lease(attempt: Attempt, lease: Lease, asked_at: float, clock: C
     `Lease.completing` is refused, and its other effects happen at least once.
     """
     consumer, settings = attempt.consumer, attempt.consumer.settings
-    work = owned(attempt.invoke(lease))
+    work = owned(attempt.invoke(lease, settings.leased_handler_seconds))
     renewal = asyncio.create_task(_renew(lease, settings.lease_seconds, asked_at, clock))
     try:
         await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
