@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, overload
 
 from semel.errors import Misuse
 from semel.message import Message, text_of
@@ -32,6 +32,9 @@ from semel.messaging.send.outbox import (
 )
 from semel.messaging.send.relay import is_relayed_here, wake_relays
 
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
 
 class Outbox:
     """One outbox, by its name; its entries are in the database of the session.
@@ -44,7 +47,22 @@ class Outbox:
         self.name = name
         self.schema = schema
 
-    async def add(
+    @overload
+    def add(
+        self,
+        session: Session,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        message_id: str | None = None,
+        cause: Message | None = None,
+        not_before: dt.datetime | None = None,
+    ) -> str: ...
+
+    @overload
+    def add(
         self,
         session: Any,
         topic: str,
@@ -55,11 +73,25 @@ class Outbox:
         message_id: str | None = None,
         cause: Message | None = None,
         not_before: dt.datetime | None = None,
-    ) -> str:
+    ) -> Coroutine[Any, Any, str]: ...
+
+    def add(
+        self,
+        session: Any,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        message_id: str | None = None,
+        cause: Message | None = None,
+        not_before: dt.datetime | None = None,
+    ) -> Any:
         """Write a message into the transaction of *session*, and return its id.
 
         *session* is what a handler got, or any `AsyncSession` whose database has semel's tables.
-        Nothing is committed here.
+        Nothing is committed here.  A handler that is a plain function gets the id without
+        ``await``.
 
         *payload* is bytes, text, or a value that JSON can represent; None is a tombstone.  *key*
         is text, or any bytes.
@@ -79,9 +111,30 @@ class Outbox:
             Misuse: the session, the payload, the key, the id or the time cannot be used.
             OutboxConflict: *message_id* exists with another topic, key or payload.
         """
+        # Imported here, because only programs that send need SQLAlchemy.
+        from semel.sql.outbox import in_session
+
+        options = (key, headers, message_id, cause, not_before)
+        return in_session(session, lambda one: self._add(one, topic, payload, *options))
+
+    async def _add(
+        self,
+        session: Any,
+        topic: str,
+        payload: Any,
+        key: str | bytes | None,
+        headers: Mapping[str, str | bytes] | None,
+        message_id: str | None,
+        cause: Message | None,
+        not_before: dt.datetime | None,
+    ) -> str:
         value = value_of_payload(payload)
-        if not_before is not None and not_before.tzinfo is None:
-            raise Misuse("not_before must have a time zone: datetime.now(timezone.utc) + …")
+        is_time = not_before is None or isinstance(not_before, dt.datetime)
+        if not is_time or (not_before is not None and not_before.tzinfo is None):
+            raise Misuse(
+                f"not_before must be a datetime with a time zone, such as "
+                f"datetime.now(timezone.utc) + timedelta(hours=1), got {not_before!r}"
+            )
         now = handling_now()
         cause = _cause(cause, now)
         is_given = message_id is not None
@@ -89,7 +142,6 @@ class Outbox:
             message_id = _next_id(now, cause, topic)
         check_outgoing(topic, None if isinstance(key, bytes) else key, message_id)
         key = text_of(key) if isinstance(key, bytes) else key
-        # Imported here, because only programs that send need SQLAlchemy.
         from semel.sql.outbox import after_commit, store_of
 
         store: OutboxStore = store_of(session, self.schema)
@@ -114,16 +166,24 @@ class Outbox:
             after_commit(session, self.name, wake_relays)
         return message_id
 
-    async def cancel(self, session: Any, message_id: str) -> bool:
+    @overload
+    def cancel(self, session: Session, message_id: str) -> bool: ...
+
+    @overload
+    def cancel(self, session: Any, message_id: str) -> Coroutine[Any, Any, bool]: ...
+
+    def cancel(self, session: Any, message_id: str) -> Any:
         """Take a message back, in the transaction of *session*; False if it is not there.
 
         It was sent then, or never written.  One that is due may be on its way to the broker while
         it is taken back: only one whose time has not come is certain not to be sent.
         """
-        from semel.sql.outbox import store_of
+        from semel.sql.outbox import in_session, store_of
 
-        store: OutboxStore = store_of(session, self.schema)
-        return await store.cancel(self.name, message_id)
+        def take_back(one: Any) -> Coroutine[Any, Any, bool]:
+            return store_of(one, self.schema).cancel(self.name, message_id)
+
+        return in_session(session, take_back)
 
 
 def _cause(given: Message | None, now: Handling | None) -> Message | None:

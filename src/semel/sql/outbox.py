@@ -7,8 +7,8 @@ DELETE   delete what was sent, if the leadership still holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -30,6 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.util import await_only
 
 from semel.errors import Misuse
 from semel.message import headers_from_text, headers_to_text
@@ -51,6 +52,8 @@ from semel.sql.session import HandlerSession
 from semel.sql.store import Store, insert_new, naming_in
 from semel.sql.tables import outbox_leader, outbox_message
 from semel.sql.types import MICROSECONDS, among, now_us, seconds_or_none, to_seconds, to_us
+
+Result = TypeVar("Result")
 
 _M: Final = outbox_message.c
 _L: Final = outbox_leader.c
@@ -327,10 +330,23 @@ def store_of(session: object, schema: str | None = None) -> SqlOutboxStore:
     if not isinstance(session, AsyncSession):
         kind = type(session)
         raise Misuse(
-            f"the outbox writes into an AsyncSession's transaction; this is a "
-            f"{kind.__module__}.{kind.__qualname__}"
+            f"the outbox writes into an AsyncSession's transaction, or into that of the session "
+            f"that a handler got; this is a {kind.__module__}.{kind.__qualname__}"
         )
     return SqlOutboxStore(session, schema)
+
+
+def in_session(session: Any, write: Callable[[Any], Coroutine[Any, Any, Result]]) -> Any:
+    """Return the coroutine of *write*; in a handler that is a plain function, its result.
+
+    Raises:
+        Misuse: nothing can be written with the session; raised before anything is awaited.
+    """
+    outside = getattr(session, "of_handler", None)
+    if outside is not None:
+        return await_only(write(outside))
+    store_of(session)
+    return write(session)
 
 
 def after_commit(session: Any, outbox: str, call: Callable[[str], None]) -> None:

@@ -18,7 +18,9 @@ from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.thread import BlockingCall
 from semel.messaging.handler import consumer
 from semel.messaging.outcome import DeadLettered, Handled, Skipped
+from semel.messaging.send.outbox import outgoing_id
 from semel.messaging.settings import ConsumerSettings
+from semel.outboxes import Outbox
 from tests.messaging.places import InMemory, InPostgres, Scenarios
 from tests.messaging.worlds import Base, Effect, memory_database
 
@@ -55,6 +57,27 @@ class PlainFunctions(Scenarios):
 
         self.run(scenario)
         assert threading.main_thread() not in threads
+
+    def test_it_sends_and_takes_back_without_await_in_the_same_transaction(self):
+        outbox, sent = Outbox(), []
+
+        @consumer("billing")
+        def on_paid(message, session):
+            sent.append(outbox.add(session, "invoices", {"id": message.id}))
+            taken = outbox.add(session, "invoices", {}, message_id=f"taken-{message.id}")
+            assert outbox.cancel(session, taken)
+            if message.id == "bad":
+                raise NonRetryableMessageError("no")
+
+        async def scenario(world):
+            for name in ("good", "bad"):
+                await handle_message(on_paid, world.database, Message(name, {}))
+            async with world.database.begin() as unit:
+                found = await unit.outbox.read("outbox", 0, 10)
+            assert [one.message_id for one in found] == sent[:1]
+            assert sent[0] == outgoing_id("billing", "good", "invoices", 0)
+
+        self.run(scenario)
 
     def test_an_error_takes_its_rows_and_its_claim_back(self):
         @consumer("billing")

@@ -223,9 +223,11 @@ def test_what_cannot_be_sent_is_refused(memory, wrong, says):
 
 
 @pytest.mark.parametrize("session", [None, object(), Session()])
-def test_other_sessions_are_refused(session):
+def test_other_sessions_are_refused_before_a_forgotten_await_loses_anything(session):
     with pytest.raises(Misuse, match="AsyncSession's transaction"):
-        asyncio.run(Outbox().add(session, "t", b""))
+        Outbox().add(session, "t", b"")
+    with pytest.raises(Misuse, match="AsyncSession's transaction"):
+        Outbox().cancel(session, "m1")
 
 
 def test_a_session_of_the_users_own_is_committed_by_its_user(sql):
@@ -318,13 +320,20 @@ def test_a_message_waits_for_its_time_and_may_be_cancelled_until_it_is_sent(data
     run(database, test)
 
 
-def test_a_time_without_a_zone_is_refused(database):
-    naive = dt.datetime.now(dt.UTC).replace(tzinfo=None)
-
+@pytest.mark.parametrize(
+    "when",
+    [
+        dt.datetime.now(dt.UTC).replace(tzinfo=None),
+        1_800_000_000.0,
+        dt.timedelta(hours=1),
+        dt.date(2026, 1, 1),
+    ],
+)
+def test_what_is_no_time_with_a_zone_is_refused(database, when):
     async def test(world):
         async with world.database.begin() as unit:
             with pytest.raises(Misuse, match="time zone"):
-                await Outbox().add(unit.session, "t", {}, not_before=naive)
+                await Outbox().add(unit.session, "t", {}, not_before=when)
 
     run(database, test)
 
