@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from semel.cli.database import CodeFilter, KeyFilter
 from semel.cli.options import option
@@ -20,6 +20,8 @@ from semel.messaging.settings import ReplayRules
 from semel.operate.selection import Ids, Letters, Offsets, Selection, Times, Waiting
 from semel.policy.model import Policy
 from semel.policy.vocabulary import Mode
+
+POLICY_VARIABLE: Final = "SEMEL_POLICY"
 
 HandlerOption: TypeAlias = Annotated[
     str,
@@ -43,6 +45,15 @@ ModeOption: TypeAlias = Annotated[
 ]
 PolicyOption: TypeAlias = Annotated[
     Path | None, option("--policy", "The policy file; what it forbids is refused.", "FILE")
+]
+ForbiddingOption: TypeAlias = Annotated[
+    Path | None,
+    option(
+        "--policy",
+        "A policy file that holds beside the one that running processes of the consumer follow.",
+        "FILE",
+        envvar=POLICY_VARIABLE,
+    ),
 ]
 StricterOption: TypeAlias = Annotated[
     Path | None,

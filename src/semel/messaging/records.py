@@ -309,6 +309,9 @@ class Member:
     lag: int | None = None
     """Records behind the ends of its partitions when the row was renewed; None if not known."""
 
+    refusals: str = ""
+    """What its policy says about replays: `ReplayRules.refusals`."""
+
 
 SPARK: Final = "spark"
 """The engine of a consumer that a pipeline on Spark runs; without a row, services run it."""

@@ -9,6 +9,7 @@ The lint also refuses what the engine would not do as the policy says
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -416,6 +417,19 @@ class ReplayRules:
             return self.own.refusal
         refusals = [rule.refusal for rule in self.by_topic.values()]
         return None if None in refusals else refusals[0]
+
+    @classmethod
+    def of_refusals(cls, text: str) -> ReplayRules:
+        """Read what `refusals` wrote."""
+        found = json.loads(text or "{}")
+        own = ReplayRule(found.pop("", None))
+        return cls({topic: ReplayRule(refusal) for topic, refusal in found.items()}, own)
+
+    @property
+    def refusals(self) -> str:
+        """Why messages must not be replayed, by topic, as JSON; empty if they may be."""
+        said = {topic: rule.refusal for topic, rule in {**self.by_topic, "": self.own}.items()}
+        return json.dumps(said) if any(said.values()) else ""
 
     def joined(self, other: ReplayRules) -> ReplayRules:
         """Return the rules that satisfy both."""

@@ -301,11 +301,19 @@ def need_payload(message: StoredMessage) -> None:
         raise NotPossible(message.consumer, message.message_id, why)
 
 
-def need_allowed(message: StoredMessage, rules: ReplayRules | None) -> None:
-    """Raise NotPossible if a policy forbids to handle the message again."""
-    refusal = None if rules is None else rules.of(message.topic or None).refusal
-    if refusal is not None:
-        raise NotPossible(message.consumer, message.message_id, refusal)
+async def need_allowed(
+    unit: OperatorUnit, message: StoredMessage, rules: ReplayRules | None
+) -> None:
+    """Raise NotPossible if a policy forbids to handle the message again.
+
+    That is *rules*, and what the running processes of its consumer follow.
+    """
+    members = await unit.members.running(message.consumer)
+    followed = {member.refusals for member in members if member.refusals}
+    for one in (rules or ReplayRules(), *map(ReplayRules.of_refusals, followed)):
+        refusal = one.of(message.topic or None).refusal
+        if refusal is not None:
+            raise NotPossible(message.consumer, message.message_id, refusal)
 
 
 async def need_not_handled(unit: OperatorUnit, consumer: str, message_id: str) -> None:

@@ -120,7 +120,7 @@ async def retry_dead_letter(
     async with acting(database) as unit:
         letter = await need_letter(unit, consumer, message_id)
         need_own_id(letter)
-        need_allowed(letter, rules)
+        await need_allowed(unit, letter, rules)
         retries = await need_not_too_often(unit, consumer, message_id, at_most)
         await need_not_handled(unit, consumer, message_id)
         await move_to_waiting(unit, letter, Waits.RETRY)

@@ -263,7 +263,7 @@ async def release(
     """
     async with acting(database) as unit:
         message = await need_waiting(unit, consumer, message_id)
-        need_allowed(message, rules)
+        await need_allowed(unit, message, rules)
         await release_parked(unit, message)
         await write_down(unit, actor, "park.release", consumer, message_id, reason)
 
@@ -288,11 +288,11 @@ async def release_key(
     """
     async with acting(database) as unit:
         which = WaitingFilter(consumer, key=key, waits=Waits.PARKED)
-        messages = await unit.waiting.find(which, MOST_PARKED)
+        messages = await unit.waiting.outlines(which, MOST_PARKED)
         if not messages:
             raise Misuse(f"consumer {consumer} has nothing parked under the key {key!r}")
         for message in messages:
-            need_allowed(message, rules)
+            await need_allowed(unit, message, rules)
             await release_parked(unit, message)
             one = (consumer, message.message_id)
             await write_down(unit, actor, "park.release", *one, reason, with_key=True)

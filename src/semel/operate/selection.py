@@ -286,14 +286,14 @@ class MessageSource:
         match self.selection:
             case Letters(filter=which):
                 which = replace(which, after=None if after is None else tuple(after))
-                letters = await unit.dead_letters.find(which, PAGE)
+                letters = await unit.dead_letters.outlines(which, PAGE)
                 return [
                     SelectedMessage(one.message_id, [one.first_failed_at, one.message_id])
                     for one in letters
                 ]
             case Waiting(which):
                 later = which if after is None else replace(which, after_place=after)
-                messages = await unit.waiting.find(later, PAGE)
+                messages = await unit.waiting.outlines(later, PAGE)
                 return [SelectedMessage(one.message_id, one.place) for one in messages]
             case _:
                 return []

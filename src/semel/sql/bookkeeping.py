@@ -73,7 +73,8 @@ _S: Final = crash_suspect.c
 _E: Final = consumer_engine.c
 _ENGINE: Final = select(consumer_engine).where(_E.engine == SPARK)
 ENTER: Final = insert_or_update(
-    consumer_member, ["owner", "partitions", "in_flight", "expires_at", "standing_since", "lag"]
+    consumer_member,
+    ["owner", "partitions", "in_flight", "expires_at", "standing_since", "lag", "refusals"],
 )
 SUSPECT: Final = insert_or_update(
     crash_suspect, ["writer", "noted_at"], tries=_S.tries + 1

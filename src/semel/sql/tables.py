@@ -22,8 +22,9 @@
     audit_head          the end of that chain
     semel_messaging     the version of these tables
 
-Times are microseconds since 1970 on the database's clock.  JSON is text, headers
-are JSON objects of base64.
+Times are microseconds since 1970 on the database's clock: the same statements run on SQLite, which
+has no type for a time.  People read them with ``to_timestamp(updated_at / 1e6)``.  JSON is text,
+headers are JSON objects of base64.
 """
 
 from __future__ import annotations
@@ -243,6 +244,7 @@ consumer_member: Final = Table(
     time_us("expires_at", "renewed while it runs"),
     time_us("standing_since", "since when it stands still in an outage", null=True),
     Column("lag", BigInteger, nullable=True, comment="records behind, when it was renewed last"),
+    short_text("refusals", "why its policy forbids replays, by topic, as JSON"),
     comment="running processes; a row without its process may mean a message that kills",
 )
 

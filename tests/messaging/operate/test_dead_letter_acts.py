@@ -10,7 +10,7 @@ import pytest
 from semel.errors import Misuse
 from semel.message import digest_of
 from semel.messaging.handle.claims import ClaimState
-from semel.messaging.records import InboxMessage, Waits
+from semel.messaging.records import InboxMessage, Member, Waits
 from semel.messaging.redact import ERASED_REASON
 from semel.messaging.send.outbox import OutboxEntry
 from semel.messaging.settings import ReplayRule, ReplayRules
@@ -81,6 +81,13 @@ class DeadLetterActs(DatabaseContract):
                 await act(world.database, BILLING, name, **ANN, rules=forbids)
 
         assert await due(world) == []
+        running = Member(BILLING, "process-1", "{}", frozenset(), 20, refusals=forbids.refusals)
+        async with world.database.begin() as unit:
+            await unit.members.enter(running, 60.0)
+        with pytest.raises(NotPossible, match="the policy forbids replays"):
+            await release(world.database, BILLING, "m1", **ANN, rules=ReplayRules())
+        async with world.database.begin() as unit:
+            await unit.members.leave(BILLING, "process-1")
         await release(world.database, BILLING, "m1", **ANN, rules=ReplayRules())
         assert await due(world) == ["m1"]
 

@@ -11,10 +11,20 @@ from semel.errors import Misuse
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
 from semel.messaging.settings import Order
 from semel.operate.replay import Replay, ReplaySettings
-from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, from_json, to_json
+from semel.operate.selection import (
+    Ids,
+    Letters,
+    MessageSource,
+    Offsets,
+    Times,
+    Waiting,
+    from_json,
+    to_json,
+)
+from semel.sql.store import MessageStore
 from tests.messaging.act_world import acts
 from tests.messaging.places import InMemory
-from tests.messaging.replay_world import P0, PARKS, Service, counts, dead
+from tests.messaging.replay_world import DEAD, P0, PARKS, Service, counts, dead
 from tests.messaging.worlds import memory_world
 from tests.stores.world import in_world
 
@@ -43,6 +53,21 @@ class TestSelections(InMemory):
 
         assert counts(report) == {"handled": 1}
         assert await service.paid() == ["m1"]
+
+    @in_world
+    async def test_messages_are_found_without_loading_their_payloads(self, world):
+        for selection, settings in ((Letters(), DEAD), (Waiting(), PARKS)):
+            service = await Service(world, settings).open()
+            name = type(selection).__name__
+            service.refuse(name)
+            await service.deliver(name)
+            source = MessageSource(selection, service.consumer, world.database)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.delattr(MessageStore, "find")
+                found = [item.message_id async for item in source.items()]
+
+            assert found == [name]
 
     @in_world
     async def test_a_letter_that_comes_while_it_runs_is_not_part_of_it(self, world):

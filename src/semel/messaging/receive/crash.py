@@ -451,6 +451,7 @@ class Membership:
             self._in_flight,
             standing_since=since,
             lag=lag,
+            refusals=self._consumer.replays.refusals,
         )
         async with self._database.begin() as unit:
             if partitions:
