@@ -154,13 +154,12 @@ class Actor(Books):
         messages: Iterable[str],
         question: str,
     ) -> None:
-        """Ask about messages that exist, unless --yes is given.
+        """Check that some of the messages exist, and ask, unless --yes is given.
 
         Raises:
             NoSuchMessage: none of them exists, and nothing was asked.
         """
-        if not (self.yes or self.answer.as_json):
-            self.ask(need_some, need, consumer, messages)
+        self.ask(need_some, need, consumer, messages)
         self.confirm(question)
 
     def confirm(self, question: str) -> None:

@@ -49,6 +49,18 @@ async def outbox_status(database: OperatorDatabase, outbox: str = "outbox") -> O
         return OutboxStatus(outbox, numbers, await unit.outbox.leader(outbox))
 
 
+async def need_outbox(database: OperatorDatabase, outbox: str) -> None:
+    """Check that an outbox has a row; a database without any outbox knows all.
+
+    Raises:
+        Misuse: there are other outboxes, and not this one.
+    """
+    async with database.begin() as unit:
+        known = await unit.members.outboxes()
+    if known and outbox not in {*known, "outbox"}:
+        raise Misuse(f"there is no outbox {outbox!r} in this database; it has {', '.join(known)}")
+
+
 @dataclass(frozen=True, slots=True)
 class ParkedEntries:
     """The answer of `parked_entries`."""

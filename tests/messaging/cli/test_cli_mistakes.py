@@ -123,7 +123,7 @@ def test_a_wrong_argument_without_json_prints_none(books):
 
 
 def test_only_commands_that_can_rehearse_are_told_so(books):
-    error = books.ask("dlq", "retry", "m1", *ON, code=2)["error"]
+    error = books.ask("parking", "approve", "1", code=2)["error"]
 
     assert "add --yes" in error
     assert "--dry-run" not in error
@@ -195,3 +195,35 @@ def test_an_error_of_the_database_shows_no_parameters(books):
     for shown in (error, text):
         assert "alice-7" not in shown
         assert "parameters: " not in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("dlq", "retry", "nobody", *ON),
+        ("dlq", "park", "nobody", *ON),
+        ("dlq", "skip", "nobody", *ON),
+        ("parking", "release", "nobody", *ON),
+        ("parking", "release", "--key", "nobody", *ON),
+        ("parking", "skip", "nobody", *ON),
+        ("outbox", "retry", "nobody"),
+        ("outbox", "drop", "nobody"),
+        ("replay", "stop", "nobody"),
+        ("replay", "abandon", "nobody"),
+    ],
+)
+def test_what_does_not_exist_is_a_mistake_with_and_without_yes(books, command):
+    error = books.act(*command, code=2)["error"]
+    read = books.read(*command, "--actor", "ann", "--reason", "because", answer="y\n", code=2)
+
+    assert "nobody" in error
+    assert "[y/N]" not in read
+
+
+def test_nothing_is_asked_about_a_message_to_erase_that_nobody_knows(books):
+    who = ("--actor", "ann", "--reason", "because")
+    read = books.read("erase", "--message", "nobody", *who, answer="y\n", code=2)
+
+    assert "no consumer knows message 'nobody'" in " ".join(read.split())
+    assert "[y/N]" not in read
+    assert books.act("erase", "--message", "nobody")["dead_letters"] == 0

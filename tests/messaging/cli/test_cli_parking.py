@@ -116,11 +116,14 @@ def test_a_fix_says_which_id_it_means(books, tmp_path):
     assert "no message" in books.act("parking", "fix", "nobody", *ON, *nobody, code=2)["error"]
 
 
-def test_messages_and_keys_are_released(books, tmp_path):
+def test_messages_and_keys_are_released(books, tmp_path, monkeypatch):
     policy = tmp_path / "policy.yaml"
     policy.write_text("deliverySemantics: {consumers: {billing: {replay: {allowed: false}}}}")
     refused = books.act("parking", "release", "n1", *ON, "--policy", policy, code=1)
     assert "replay" in str(refused["messages"][0])
+    with monkeypatch.context() as named:
+        named.setenv("SEMEL_POLICY", str(policy))
+        assert books.act("parking", "release", "n1", *ON, code=1) == refused
     assert books.act("parking", "release", "n1", *ON)["messages"][0]["note"] == "released"
     document = books.act("parking", "release", "--key", "customer-7", *ON)
 

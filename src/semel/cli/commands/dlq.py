@@ -36,7 +36,7 @@ from semel.cli.messages import (
 from semel.cli.options import option
 from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
-from semel.cli.selection import PolicyOption, rules_of
+from semel.cli.selection import ForbiddingOption, rules_of
 from semel.messaging.records import DeadLetter, DeadLetterFilter
 from semel.operate import deadletters
 from semel.operate.audit import Acts, need_letter
@@ -117,12 +117,13 @@ def retry(
     at_most: Annotated[
         int, option("--at-most", "How often one letter may be sent back.", min=1)
     ] = deadletters.MOST_RETRIES,
-    policy: PolicyOption = None,
+    policy: ForbiddingOption = None,
 ) -> None:
     """Send dead letters back to their consumer, under their own ids.
 
-    They wait for the consumer's retry worker, due at once.  Exit code 1: one of them could
-    not be sent back.
+    They wait for the consumer's retry worker, due at once.  A policy that forbids replays
+    forbids this, too: --policy, $SEMEL_POLICY, or that of a running process of the consumer.
+    Exit code 1: one of them could not be sent back.
 
     Example: semel dlq retry m-17 m-18 --consumer billing --reason "fixed in 2.4.1"
     """

@@ -11,6 +11,7 @@ from semel.cli.plain import given
 from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Shape, counted
 from semel.errors import Misuse
+from semel.operate.explain import explain_message
 from semel.operate.retention import Erased
 from semel.operate.retention import erase as erase_payloads
 
@@ -40,6 +41,10 @@ def erase(
     if (key is None) == (message is None):
         raise Misuse("say what to erase: --key, or --message")
     what = f"the key {key!r}" if key is not None else f"message {message!r}"
+    if message is not None and not (actor.yes or actor.answer.as_json):
+        known = actor.ask(explain_message, message)
+        if known.needs_attention:
+            raise Misuse(f"no consumer knows message {message!r}; --yes erases without looking")
     actor.confirm(f"Erase every payload of {what} in {actor.database}, permanently?")
 
     def progress(messages: int) -> None:

@@ -100,11 +100,14 @@ def explain(
 
     For every consumer that knows it; no payload is shown.  Of what it sent, the outbox has what
     was not delivered yet; with --sent-to the ids of the rest are computed, and looked up at the
-    consumers in this database.  Exit code 1: no consumer knows it.
+    consumers in this database.  Exit code 2: no consumer knows it.
 
     Example: semel explain m-17 --sent-to invoices --database postgresql://db/shop
     """
-    books.reply(books.ask(explain_message, message, consumer, sent_to or ()), _story_lines)
+    found = books.ask(explain_message, message, consumer, sent_to or ())
+    if found.needs_attention:
+        raise Misuse(f"no consumer in {books.database} knows a message {message!r}")
+    books.reply(found, _story_lines)
 
 
 @command("gaps list", asking, OpenGaps)
@@ -168,8 +171,6 @@ def _story_lines(found: Explanation) -> Iterator[Line | Rows]:
         yield f"  stored as {found.stored_as}"
     if found.other_names:
         yield f"  other ids: {listed(found.other_names)}"
-    if found.needs_attention:
-        yield "no consumer knows it"
     for story in found.stories:
         yield Text.assemble((story.consumer, "bold"), f": {story.standing}")
         where = f"from {story.source}, " if story.source else ""

@@ -39,6 +39,7 @@ from semel.operate.outbox import (
     NotParked,
     OutboxStatus,
     ParkedEntries,
+    need_outbox,
     outbox_status,
     parked_entries,
     parked_ids,
@@ -96,6 +97,7 @@ def status(books: Books, *, outbox: OutboxOption = "outbox") -> None:
 
     Example: semel outbox status --database postgresql://db/shop
     """
+    books.ask(need_outbox, outbox)
     books.reply(books.ask(outbox_status, outbox), _status_lines)
 
 
@@ -105,6 +107,7 @@ def parked(books: Books, *, outbox: OutboxOption = "outbox", limit: LimitOption 
 
     Example: semel outbox parked --database postgresql://db/shop
     """
+    books.ask(need_outbox, outbox)
     books.reply(books.ask(parked_entries, outbox, limit), _parked_lines)
 
 
@@ -155,9 +158,7 @@ def drop(actor: Actor, *, messages: MessagesArgument, outbox: OutboxOption = "ou
 
 
 def _need_parked(actor: Actor, outbox: str, messages: Sequence[str]) -> None:
-    """Ask nothing about messages that are not parked."""
-    if actor.yes or actor.answer.as_json:
-        return
+    """Check that some of the messages are parked."""
     parked = actor.ask(parked_entries, outbox, MOST_ROWS).messages
     if not {entry.message_id for entry in parked}.intersection(messages):
         raise NotParked(outbox, messages[0])

@@ -46,7 +46,7 @@ from semel.cli.options import MOST, option
 from semel.cli.plain import given
 from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
-from semel.cli.selection import PolicyOption, rules_of
+from semel.cli.selection import ForbiddingOption, rules_of
 from semel.errors import Misuse
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits
@@ -250,14 +250,17 @@ def release_messages(
     key: Annotated[
         str | None, option("--key", "All parked messages of this key.", "KEY", parser=given)
     ] = None,
-    policy: PolicyOption = None,
+    policy: ForbiddingOption = None,
 ) -> None:
     """Send parked messages back to their consumer: by id, or a whole key in its order.
 
     They wait for the consumer's retry worker, due at once; later messages of a key wait until
     it is their turn.  Exit code 1: one of them could not be released.
 
-    Example: semel parking release --key customer-7 --consumer billing
+    A policy that forbids replays forbids this, too: --policy, $SEMEL_POLICY, or that of a
+    running process of the consumer.
+
+    Example: semel parking release --key customer-7 --consumer billing --policy policy.yaml
     """
     if bool(messages) == (key is not None):
         raise Misuse("say what to release: message ids, or --key")
@@ -271,6 +274,9 @@ def release_messages(
         act = partial(parking.release, rules=rules_of(policy, consumer))
         act_on_each(actor, act, messages, "released", consumer=consumer)
         return
+    which = WaitingFilter(consumer, key=key, waits=Waits.PARKED)
+    if not actor.ask(parking.waiting_messages, which, 1).total:
+        raise Misuse(f"consumer {consumer} has nothing parked under the key {key!r}")
     actor.confirm(f"Release everything that is parked under {key!r} of {consumer}?")
     rules = rules_of(policy, consumer)
     ids = actor.ask(parking.release_key, consumer, key or "", rules=rules, **actor.given)

@@ -277,6 +277,7 @@ def stop(actor: Actor, *, name: NameArgument) -> None:
 
     Example: semel replay stop replay-1f3a9c07 --reason "the provider complains"
     """
+    actor.ask(replay_status, name)
     actor.confirm(f"Stop {name}?")
     actor.reply(actor.ask(stop_replay, name, **actor.given), _replay_lines)
 
@@ -289,6 +290,7 @@ def abandon(actor: Actor, *, name: NameArgument) -> None:
 
     Example: semel replay abandon replay-1f3a9c07 --reason "the rest was paid by hand"
     """
+    actor.ask(replay_status, name)
     actor.confirm(f"Abandon {name}? It cannot be resumed then.")
     actor.reply(actor.ask(abandon_replay, name, **actor.given), _replay_lines)
 
