@@ -339,29 +339,12 @@ class MessageTables:
         return f"{quoted(self.schema)}.{quoted(name)}"
 
     @property
-    def has_timestamps(self) -> bool:
-        """Whether times are timestamptz, and not microseconds since 1970."""
-        return self.columns["processed_message", "updated_at"][0] == "timestamptz"
-
-    @property
     def now(self) -> str:
-        """The database's clock."""
-        clock = "pg_catalog.clock_timestamp()"
-        return clock if self.has_timestamps else f"(extract(epoch FROM {clock}) * 1000000)::bigint"
-
-    def after(self, moment: str, us: str) -> str:
-        """Return the time that is *us* microseconds after *moment*."""
-        step = " * interval '1 microsecond'" if self.has_timestamps else ""
-        return f"{moment} + {us}{step}"
-
-    def time(self, us: str) -> str:
-        """Return the column's value for microseconds since 1970."""
-        return self.after("'epoch'::timestamptz", us) if self.has_timestamps else us
+        """The database's clock, in microseconds since 1970 as the tables have it."""
+        return "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint"
 
     def seconds(self, column: str) -> str:
         """Return a column's value in seconds since 1970, 0 if there is none."""
-        if self.has_timestamps:
-            return f"coalesce(extract(epoch FROM {column}), 0)::float8"
         return f"coalesce({column}, 0) / 1000000.0::float8"
 
     def none(self, table: str, column: str) -> str:
@@ -373,7 +356,7 @@ class MessageTables:
     ) -> str:
         """Return the SQL of a statement for one attempt."""
         rows = f"{union(tables)} AS s"
-        first_failed = f"coalesce({self.time('nullif(d.first_failed_at, 0)')}, n.now)"
+        first_failed = "coalesce(nullif(d.first_failed_at, 0), n.now)"
         never = self.none("waiting_message", "first_failed_at")
         detail = _DETAIL.format(now=self.now)
         facts: dict[str, Any] = {
@@ -385,7 +368,7 @@ class MessageTables:
             "cycle": literal(txn.cycle.label),
             "attempt": literal(txn.attempt),
             "now": self.now,
-            "due": self.after("n.now", "s.delay_us"),
+            "due": "n.now + s.delay_us",
             "not_due": self.none("processed_message", "due_at"),
             "no_lease": self.none("processed_message", "lease_until"),
             "never_failed": never,
@@ -394,7 +377,7 @@ class MessageTables:
                 f"CASE WHEN t.first_failed_at IS NOT DISTINCT FROM {never} THEN {first_failed} "
                 f"ELSE t.first_failed_at END"
             ),
-            "timestamp": self.time("""coalesce(d."timestamp", 0)"""),
+            "timestamp": 'coalesce(d."timestamp", 0)',
         }
         return statement.sql.format(**facts)
 
