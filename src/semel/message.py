@@ -17,6 +17,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from decimal import Decimal
+from enum import Enum
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -232,6 +233,10 @@ def _as_json(value: Any) -> Any:
         return _b64(value)
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=json_of)
+    if isinstance(value, Enum):
+        return value.value
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     # A model of pydantic, which is not imported here.

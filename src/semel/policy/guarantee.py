@@ -188,7 +188,7 @@ def _call(effective: Effective, effect: SideEffect) -> Promise:
         later = "and its receiver may get it again, with the same id"
         return _written(effective, f"the intent of {what}", later)
     if effect.idempotency_key:
-        kept = "as long as its provider keeps the key"
+        kept = "as long as the handler passes the key and its provider keeps it"
         return _promise(effective, Repetition.RECOGNISED, what, (*_FAILURES, "replay"), kept)
     return _promise(effective, Repetition.APPLIED, what, (), "no idempotency key")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,7 +26,8 @@ from semel.codec import (
     coordinates_of,
 )
 from semel.errors import Misuse
-from semel.message import Coordinates, Message, Record, digest_of, raw_of
+from semel.message import Coordinates, Message, Record, digest_of, json_of, raw_of
+from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.records import stored_id
 
 AT = Coordinates("orders", 3, 42)
@@ -360,3 +362,26 @@ def test_attributes_of_a_codecs_own_objects_are_fields_and_their_methods_are_not
     assert understood(reading("id")).id == "order-7"
     for path in ("count", "place.count", "id.title"):
         assert refused(reading(path)).why is Unread.NO_ID
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@pytest.mark.parametrize(
+    ("payload", "written"),
+    [
+        ({"tags": {"b", "a", "c"}}, b'{"tags":["a","b","c"]}'),
+        ({"mixed": frozenset({1, "x"})}, b'{"mixed":["x",1]}'),
+        ({"colour": Colour.RED}, b'{"colour":"red"}'),
+        ([{Colour.BLUE}], b'[["blue"]]'),
+    ],
+)
+def test_sets_and_enums_have_a_hash_that_tells_them_apart(payload, written):
+    assert json_of(payload) == written
+
+
+def test_a_message_without_an_id_cannot_be_claimed():
+    with pytest.raises(Misuse, match="without an id"):
+        ClaimRequest("")

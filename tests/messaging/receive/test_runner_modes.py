@@ -220,14 +220,16 @@ def test_a_batch_that_stops_handles_nothing_behind_the_message_that_comes_back()
 def test_more_workers_than_connections_are_refused(tmp_path):
     async def scenario() -> None:
         url = f"sqlite:///{tmp_path}/shop.db"
-        small = SqlDatabase(open_engine(url, pool_size=2, max_overflow=1))
+        small = SqlDatabase(open_engine(url, pool_size=4, max_overflow=1))
         subscription = await MemoryBroker({"t": 1}).subscribe("c", ["t"])
 
         @consumer("c", id_from=FromHeader("message-id"))
         async def handle(message: Message, session: Any) -> None:
             pass
 
-        with pytest.raises(Misuse, match=r"concurrency is 4, and the pool .* has 3 connections"):
+        with pytest.raises(
+            Misuse, match=r"concurrency is 4, which needs 6 connections, and .* has 5"
+        ):
             Runner(handle, subscription, small, RunnerSettings(concurrency=4))
         Runner(handle, subscription, small, RunnerSettings(concurrency=3))
         for many in (open_engine(url, pool_size=2, max_overflow=-1), "sqlite://"):

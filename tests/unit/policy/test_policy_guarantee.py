@@ -59,7 +59,8 @@ def test_the_templates_consumers_have_the_guarantees_that_follow_from_it():
         f"{ROWS} and replay within 14d, later as long as the handler's rows refuse a repetition "
         "(aggregate-version-upsert)",
         f"{ROWS} and replay within 14d; effectively-once for side effect 'notification', under "
-        "process crash, broker redelivery and replay, as long as its provider keeps the key",
+        "process crash, broker redelivery and replay, as long as the handler passes the key and "
+        "its provider keeps it",
     ]
 
 
@@ -134,7 +135,7 @@ def test_what_happens_to_the_work_follows_from_the_policy(consumer, first):
         (
             {"sideEffects": [{"name": "push", "idempotencyKey": True}]},
             "effectively-once for side effect 'push', under process crash, broker redelivery and "
-            "replay, as long as its provider keeps the key",
+            "replay, as long as the handler passes the key and its provider keeps it",
         ),
         (
             {"sideEffects": [{"name": "letter", "intent": "outbox"}]},

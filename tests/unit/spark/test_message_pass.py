@@ -652,9 +652,9 @@ def test_a_batch_stands_still_while_a_dependency_is_down():
 
 
 def test_few_failures_are_no_outage_until_batches_of_few_messages_add_up():
-    pipeline = Staged(*[(4, 4)] * 6, (4, 0))
+    pipeline = Staged(*[(1, 1)] * 6, (4, 0))
 
-    for _ in range(4):
+    for _ in range(3):
         pipeline._stage(None, TXN)
     with pytest.raises(OutageMet):
         pipeline._stage(None, TXN)

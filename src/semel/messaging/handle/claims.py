@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from semel.errors import Fenced, NeedsOperator, Retryable
+from semel.errors import Fenced, Misuse, NeedsOperator, Retryable
 from semel.message import Message
 
 
@@ -265,6 +265,10 @@ class ClaimRequest:
     payload_hash: str = ""
     source: str = ""
     """The coordinates of the delivery; written with a new claim."""
+
+    def __post_init__(self) -> None:
+        if not self.message_id:
+            raise Misuse("a message without an id cannot be claimed: every such one is the same")
 
     @classmethod
     def of(cls, message: Message) -> ClaimRequest:

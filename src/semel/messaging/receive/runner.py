@@ -706,19 +706,24 @@ def _check(consumer: Consumer, settings: RunnerSettings) -> None:
         raise Misuse(f"consumer {consumer.name}: in mode leased messages are handled one by one")
 
 
+# One for its row and the offsets, and one for the retry worker.
+OWN_CONNECTIONS: Final = 2
+
+
 def _check_pool(consumer: Consumer, database: Database, settings: RunnerSettings) -> None:
-    """Check that every worker can have a connection.
+    """Check that every worker can have a connection, and the runner itself two.
 
     Raises:
         Misuse: some would only wait for one, until their messages fail.
     """
     # Only a database with a pool has a limit.
     most: int | None = getattr(database, "most_connections", None)
-    if most is not None and settings.concurrency > most:
+    needed = settings.concurrency + OWN_CONNECTIONS
+    if most is not None and needed > most:
         raise Misuse(
-            f"consumer {consumer.name}: concurrency is {settings.concurrency}, and the pool of its "
-            f"database has {most} connections; open it with "
-            f"SqlDatabase(open_engine(url, pool_size={settings.concurrency})), or lower concurrency"
+            f"consumer {consumer.name}: concurrency is {settings.concurrency}, which needs "
+            f"{needed} connections, and the pool of its database has {most}; open it with "
+            f"SqlDatabase(open_engine(url, pool_size={needed})), or lower concurrency"
         )
 
 
