@@ -211,6 +211,19 @@ def test_a_second_start_skips_what_was_handled(topic: Topic) -> None:
     assert topic.ask("select count(*) from processed_message") == [(2,)]
 
 
+def test_no_note_is_left_after_a_batch(topic: Topic) -> None:
+    topic.ask(
+        "insert into crash_suspect (consumer, message_id, tries, writer, noted_at) "
+        "values ('indexer', 'gone', 1, '', 0)"
+    )
+    topic.put("a1", {"version": 1, "title": "one"}, "a")
+
+    topic.run(topic.pipeline(indexing()))
+
+    assert topic.documents() == [("a", 1, "one")]
+    assert topic.ask("select message_id from crash_suspect") == []
+
+
 def test_the_policy_of_the_source_document_runs_both_its_consumers(topic: Topic) -> None:
     def index(message):
         case = message.payload

@@ -114,6 +114,7 @@ class World:
         reading: Reading = READING,
         is_careful: bool = False,
         keeps_claims: bool = True,
+        is_alone: bool = False,
         **settings: object,
     ) -> None:
         self.outcomes: dict[str, str] = {}
@@ -129,7 +130,12 @@ class World:
             keeps_claims=keeps_claims,
         )
         self._pass = MessagePass(
-            of, known or Known(), held or {}, self._note, is_careful=is_careful
+            of,
+            known or Known(),
+            held or {},
+            self._note,
+            is_careful=is_careful,
+            is_alone=is_alone,
         )
         self.rows: list[object] = []
         self.picked: list[int] = []
@@ -417,6 +423,22 @@ def test_messages_are_noted_while_they_are_tried_after_the_process_died():
     assert known.noted == []
 
 
+def test_a_note_of_a_message_that_has_ended_is_cleared():
+    claims = {
+        "a": SeenClaim(ClaimState.COMPLETED, 1, digest_of(value("a")), False),
+        "b": SeenClaim(ClaimState.FAILED_TERMINAL, 1, digest_of(value("b")), False),
+        "c": SeenClaim(ClaimState.COMPLETED, 1, "another", False),
+    }
+    known = Known(claims, suspects=dict.fromkeys("abc", 1))
+    known.noted = [*"abc"]
+
+    World(rows_of, known=known, is_careful=True).run(
+        *[new(n, value(c)) for n, c in enumerate("abc")]
+    )
+
+    assert known.noted == []
+
+
 def test_beside_a_suspect_nothing_else_is_tried():
     import asyncio
 
@@ -465,7 +487,7 @@ def test_a_handler_whose_output_has_no_known_form_stops_the_pipeline(output):
 
 def test_of_one_id_under_two_keys_the_first_by_offset_is_handled():
     def picked(handler):
-        return World(handler, is_careful=True).run(
+        return World(handler, is_careful=True, is_alone=True).run(
             new(0, value("x", "k2"), "k2"),
             new(1, value("a", "k1"), "k1"),
             new(2, value("a", "k2"), "k2"),
@@ -574,9 +596,10 @@ def test_only_handled_messages_are_sent_again():
 def test_a_key_that_spark_reads_otherwise_needs_a_single_task():
     arrival = Arrival(Record(Coordinates("t", 0, 0), value("a", True)), "true")
 
-    with pytest.raises(Retryable, match="two ways"):
-        World(rows_of).run(arrival)
-    assert World(rows_of, is_careful=True).run(arrival).rows == [{"id": "a"}]
+    for is_careful in (False, True):
+        with pytest.raises(Retryable, match="two ways"):
+            World(rows_of, is_careful=is_careful).run(arrival)
+    assert World(rows_of, is_careful=True, is_alone=True).run(arrival).rows == [{"id": "a"}]
 
 
 def test_every_offset_is_counted_by_its_outcome():

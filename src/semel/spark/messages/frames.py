@@ -322,13 +322,14 @@ class PassTee(Tee):
         *,
         attempts: int,
         is_careful: bool,
+        is_alone: bool,
     ) -> None:
         super().__init__(stagers, attempts=attempts)
         self._settings = settings
         self._reader = reader
         self._held = held
         self._schemas = schemas
-        self._is_careful = is_careful
+        self._is_careful, self._is_alone = is_careful, is_alone
         self._counts = PassCounts()
 
     def parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[SinkRows]]:
@@ -341,6 +342,7 @@ class PassTee(Tee):
             self._held,
             lambda *outcome: counts.note(group, *outcome),
             is_careful=self._is_careful,
+            is_alone=self._is_alone,
         )
         unsubscribe = EVENTS.subscribe(counts.measured, Measurement)
         try:

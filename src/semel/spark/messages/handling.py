@@ -109,6 +109,9 @@ from semel.policy.vocabulary import Duplicates, GapPolicy, GiveUp
 NOTED_AT_ONCE: Final = 200
 """After the process has died, this many keys share a note; each of those then gets its own."""
 
+_ENDED: Final = (ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL)
+"""States after which no pass tries a message: a note of it says nothing any more."""
+
 HELD: Final = "held"
 """The state of a WAIT change whose row holds its key."""
 
@@ -203,7 +206,7 @@ class MessagePass:
     """Handles the rows of one task; keeps what it knows of keys and ids between Arrow batches.
 
     *held* are the keys whose new messages wait.  A careful pass notes what it tries: the
-    process died in an attempt before.  It is the only task of its attempt.
+    process died in an attempt before.  A pass is *alone* if it is the only task of its attempt.
     """
 
     def __init__(
@@ -214,6 +217,7 @@ class MessagePass:
         on_outcome: Callable[[Arrival, Message | Unreadable, Outcome], None],
         *,
         is_careful: bool = False,
+        is_alone: bool = False,
     ) -> None:
         self._of = settings
         self._reader = reader
@@ -229,7 +233,7 @@ class MessagePass:
 
         self._versions: dict[str, _KeyVersion] = {}
         self._counts: dict[tuple[str, int, str], tuple[int, int, int]] = {}
-        self._is_careful = is_careful
+        self._is_careful, self._is_alone = is_careful, is_alone
         self._suspects: Mapping[str, int] = reader.suspects() if is_careful else {}
         self._is_async = _is_async(settings.handler)
         self._made = Results()
@@ -249,8 +253,8 @@ class MessagePass:
         read = [self._of.reading.read(one.record) for one in arrivals]
         self._before += len(self._arrivals)
         self._arrivals = arrivals
-        if not self._is_careful:
-            # One id under two keys is found by the claim's key, and then by a careful pass.
+        if not self._is_alone:
+            # One id under two keys is found by the claim's key, and then by a pass that is alone.
             self._seen.clear()
         known = self._claims(arrivals, read)
         if self._of.settings.versioned:
@@ -329,7 +333,7 @@ class MessagePass:
         if not isinstance(one, Message):
             return arrival.route
         route = route_of(one)
-        if not self._is_careful and arrival.route not in ("", route):
+        if not self._is_alone and arrival.route not in ("", route):
             raise Retryable(f"Spark and Python read the key of message {one.id!r} in two ways")
         return route
 
@@ -439,6 +443,9 @@ class MessagePass:
         if outcome is not None:
             if isinstance(one, Message) and outcome == Skipped() and claim is not None:
                 yield from self._invoke_again(one, claim)
+            stored = stored_id(one.id)
+            if claim is not None and claim.state in _ENDED and stored in self._suspects:
+                self._reader.clear([stored])
             return outcome
         if isinstance(one, Unreadable):
             return self._unread(one, claim)

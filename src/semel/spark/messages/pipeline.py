@@ -7,6 +7,7 @@ import random
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -181,6 +182,9 @@ class MessagePipeline(ExactlyOnce):
         self._limits = come_back_rows, come_back_bytes
         self._tries: tuple[str, int] = ("", 0)
         self._counts = PassCounts()
+        self._suspects: list[str] = []
+        """Messages that were noted when the attempt began."""
+
         self._clock: Clock = SYSTEM_CLOCK
         self._arrow: list[Any] = []
         self._outages = 0
@@ -255,6 +259,10 @@ class MessagePipeline(ExactlyOnce):
         if isinstance(self.outcome, CommitSucceeded):
             for (name, *labels), number in self._counts.metrics.items():
                 self.events.measure(Metric(name), *labels, value=number)
+            if self._suspects:
+                # Also those that are no longer anywhere: any note makes every batch slow.
+                with suppress(Retryable):  # the next batch clears them
+                    self._messages.reader().clear(self._suspects)
 
     def _schemas(self, df: DataFrame) -> Mapping[str, Any]:
         if self.pass_settings.handler is None:
@@ -315,7 +323,7 @@ class MessagePipeline(ExactlyOnce):
     ) -> Mapping[str, Sequence[Receipt]]:
         session = df.sparkSession
         reader: MessagesReader = self._messages.reader()
-        is_careful = bool(reader.suspects())
+        self._suspects = [*reader.suspects()]
         back: ComeBack = self._messages.come_back(*self._limits)
         rows = rows_of_batch(df, self.pass_settings.reading, back)
         tasks = self._tasks or (8 if is_connect(df) else session.sparkContext.defaultParallelism)
@@ -326,7 +334,8 @@ class MessagePipeline(ExactlyOnce):
             back.held,
             self._arrow,
             attempts=task_attempts(session),
-            is_careful=is_careful or is_again,
+            is_careful=is_again or bool(self._suspects),
+            is_alone=is_again,
         )
         # The ids of one message may have come under two keys, which only one task can see.
         rows = in_order(rows, 1 if is_again else tasks)
