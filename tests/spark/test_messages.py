@@ -24,6 +24,7 @@ from semel import (
     SqlDatabase,
 )
 from semel.codec import FromCoordinates, FromPayload, Reading
+from semel.events import EVENTS, CycleEnded, GapCrossed
 from semel.kafka.codecs import AvroCodec
 from semel.sinks import PostgresSink
 from semel.testing.services import KafkaServer
@@ -209,6 +210,50 @@ def test_a_second_start_skips_what_was_handled(topic: Topic) -> None:
 
     assert topic.documents() == [("a", 2, "two")]
     assert topic.ask("select count(*) from processed_message") == [(2,)]
+
+
+def test_a_batch_stands_still_while_a_dependency_is_down_and_the_query_lives(topic: Topic) -> None:
+    up = topic.folder / "up"
+    calls = topic.folder / "calls"
+
+    def index(message):
+        with calls.open("a") as told:
+            told.write(f"{message.attempt}\n")
+        if not up.exists():
+            raise RetryableMessageError("down", "DEPENDENCY_UNAVAILABLE")
+        yield "documents", {"id": message.key, "version": 1, "title": ""}
+
+    for number in range(25):
+        topic.put(f"m{number}", {"version": 1}, f"k{number}")
+    aborted: list[CycleEnded] = []
+    unsubscribe = EVENTS.subscribe(
+        lambda event: aborted.append(event) if event.outcome == "aborted" else None, CycleEnded
+    )
+
+    def is_done() -> bool:
+        if len(aborted) > 3:  # more than the attempts of a cycle
+            up.touch()
+        return len(topic.documents()) == 25
+
+    topic.run(topic.pipeline(index, text=QUICK.replace("versioned: true", "")), is_done)
+    unsubscribe()
+
+    assert set(calls.read_text().split()) == {"1"}
+    assert topic.ask("select count(*) from waiting_message") == [(0,)]
+
+
+def test_a_gap_that_is_crossed_is_told_on_the_driver(topic: Topic) -> None:
+    topic.put("a1", {"version": 1, "title": "one"}, "a")
+    topic.put("a3", {"version": 3, "title": "three"}, "a")
+    text = QUICK.replace("indexer:", "Search.Indexer:").replace("park-key", "alert")
+    crossed: list[GapCrossed] = []
+    unsubscribe = EVENTS.subscribe(crossed.append, GapCrossed)
+
+    topic.run(topic.pipeline(indexing(), "Search.Indexer", text))
+    unsubscribe()
+
+    assert crossed == [GapCrossed("Search.Indexer", "Search.Indexer", "a", 2, 3)]
+    assert topic.documents() == [("a", 3, "three")]
 
 
 def test_no_note_is_left_after_a_batch(topic: Topic) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -17,13 +19,15 @@ from semel.message import Coordinates, Message, Record, digest_of
 from semel.messaging.changes import MessageChange, Op, SeenClaim, SeenWaiting
 from semel.messaging.failure import CLASSIFICATION, Classified, FailureClass
 from semel.messaging.handle.claims import ClaimState
-from semel.messaging.outcome import RetryStored, told
-from semel.messaging.records import Waits
+from semel.messaging.outcome import Handled, RetryStored, told
+from semel.messaging.records import Gap, Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.pipeline.cycle import CommitAborted, CommitSucceeded
 from semel.pipeline.sink import Receipt
-from semel.pipeline.txn import CycleId, Scope
+from semel.pipeline.txn import CycleId, Scope, checked_name
 from semel.policy.vocabulary import Duplicates, GapPolicy, GiveUp, RetryMode
 from semel.postgres.messages import ONLY_FAILED
+from semel.spark.exactly_once import CycleGaveUp
 from semel.spark.messages.frames import (
     COUNTS,
     PassCounts,
@@ -659,7 +663,7 @@ class Staged(MessagePipeline):
 
     def _stage_once(self, df, txn, *, is_again):
         tried, outages = self._passes.pop(0)
-        return {"messages": [Receipt("t", detail={COUNTS: [tried, outages, []]})]}
+        return {"messages": [Receipt("t", detail={COUNTS: [tried, outages, [], []]})]}
 
 
 def test_a_batch_stands_still_while_a_dependency_is_down():
@@ -672,6 +676,113 @@ def test_a_batch_stands_still_while_a_dependency_is_down():
 
     assert pipeline._clock.monotonic() > 1.5
     assert pipeline._counts.outages == 3
+
+
+def test_the_query_lives_as_long_as_the_dependency_is_down_and_its_attempts_are_not_spent():
+    pipeline = Staged(*[(100, 80)] * 8, (100, 0), (0, 0))
+    seen = []
+    pipeline._run_of = lambda df, batch: setattr(pipeline, "_run", pipeline) or pipeline
+    pipeline.generation = SimpleNamespace(number=1)
+    staged = pipeline._stage_once
+
+    def once(df, txn, *, is_again):
+        seen.append(is_again)
+        return staged(df, txn, is_again=is_again)
+
+    def run_cycle(cycle, read_range, stage):
+        for _ in range(3):
+            try:
+                stage(TXN)
+            except Retryable as error:
+                outcome = CommitAborted(str(error))
+            else:
+                return CommitSucceeded()
+        return outcome
+
+    pipeline._stage_once = once
+    pipeline._driver = SimpleNamespace(scope=TXN.scope, run_cycle=run_cycle)
+    pipeline(None, 0)
+
+    assert seen == [False] * 9
+    assert isinstance(pipeline.outcome, CommitSucceeded)
+
+
+def test_a_query_that_is_stopped_in_an_outage_ends():
+    pipeline = Staged((100, 80))
+    pipeline._run_of = lambda df, batch: setattr(pipeline, "_run", pipeline) or pipeline
+    pipeline.generation = SimpleNamespace(number=1)
+
+    def run_cycle(cycle, read_range, stage):
+        with pytest.raises(OutageMet):
+            stage(TXN)
+        return CommitAborted("down")
+
+    pipeline._driver = SimpleNamespace(scope=TXN.scope, run_cycle=run_cycle)
+
+    with pytest.raises(CycleGaveUp):
+        pipeline(None, 0)
+
+
+def test_gaps_that_were_crossed_come_to_the_driver_in_the_receipts():
+    counts = PassCounts()
+    gap = Gap("c", "k", 2, 4)
+    counts.note("c", new(0, b"{}"), Message("a", {}, key="k"), Handled(gap=gap))
+    told = json.loads(json.dumps(counts.to_json()))
+
+    total = PassCounts.of([Receipt("t", detail={COUNTS: told})] * 2)
+
+    assert [tuple(one) for one in total.gaps] == [("k", 2, 4)] * 2
+
+
+@pytest.mark.parametrize("name", ["SearchIndexer", "search.indexer.v2", "s" * 200])
+def test_a_pipeline_takes_the_names_that_a_service_takes(name):
+    def pipeline(**more):
+        database = "postgresql://nowhere/none"
+        return MessagePipeline(name, database=database, handler=rows_of, sinks=[], **more)
+
+    made = pipeline()
+
+    assert made.sinks[-1].consumer == made.pass_settings.consumer == name
+    assert checked_name("app", made.app) == made.app
+    assert made.app != pipeline(app="search").app == "search"
+    with pytest.raises(Misuse, match="1 to 200 characters"):
+        MessagePipeline("s" * 201, database="postgresql://db/d", handler=rows_of, sinks=[])
+
+
+def test_a_handler_that_cannot_be_sent_to_a_task_is_named_before_the_query_starts():
+    lock = Lock()
+
+    def pay(message):
+        with lock:
+            yield "rows", {}
+
+    pipeline = MessagePipeline("b", database="postgresql://d/d", handler=pay, sinks=[])
+
+    with pytest.raises(Misuse, match=r"its handler '.*pay' cannot be sent to Spark's tasks"):
+        pipeline.write(None)
+
+
+def test_a_value_without_headers_is_told_to_need_a_record():
+    pipeline = MessagePipeline("b", database="postgresql://d/d", handler=rows_of, sinks=[])
+
+    (one,) = pipeline.try_out([b'{"caseId": 1}']).messages
+
+    assert one.reason == (
+        "no message id in the header 'message-id'; this message has no headers: give try_out a "
+        "Record with them"
+    )
+
+
+def test_names_that_differ_have_apps_that_differ():
+    names = ["search-indexer", "search.indexer", "Search.Indexer", "s" * 100, "s" * 101]
+
+    apps = {
+        MessagePipeline(n, database="postgresql://d/d", handler=rows_of, sinks=[]).app
+        for n in names
+    }
+
+    assert len(apps) == len(names)
+    assert "search-indexer" in apps
 
 
 def test_few_failures_are_no_outage_until_batches_of_few_messages_add_up():

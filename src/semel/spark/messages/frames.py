@@ -269,6 +269,8 @@ class PassCounts:
     tried: int = 0
     outages: int = 0
     metrics: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    gaps: list[tuple[str, int, int]] = field(default_factory=list)
+    """Those that were passed over: the key, the expected version, and the one that came."""
 
     def note(
         self, group: str, arrival: Arrival, one: Message | Unreadable, outcome: Outcome
@@ -277,6 +279,8 @@ class PassCounts:
         failure = getattr(outcome, "failure", None)
         self.tried += isinstance(outcome, Handled) or failure is not None
         self.outages += failure is not None and failure.failure_class in OUTAGES
+        if isinstance(outcome, Handled) and (gap := outcome.gap) is not None:
+            self.gaps.append((gap.key, gap.expected, gap.found))
         if arrival.waiting is None:
             tell_received(one, group)
         tell(one, outcome, group)
@@ -287,18 +291,20 @@ class PassCounts:
 
     def to_json(self) -> list[Any]:
         """Return the counts as plain values."""
-        return [self.tried, self.outages, [[*key, n] for key, n in sorted(self.metrics.items())]]
+        metrics = [[*key, number] for key, number in sorted(self.metrics.items())]
+        return [self.tried, self.outages, metrics, self.gaps]
 
     @classmethod
     def of(cls, receipts: Iterable[Receipt]) -> PassCounts:
         """Add up what the receipts of the messages sink say."""
         total = cls()
         for receipt in receipts:
-            tried, outages, metrics = receipt.detail.get(COUNTS, [0, 0, []])
+            tried, outages, metrics, gaps = receipt.detail.get(COUNTS, [0, 0, [], []])
             total.tried += tried
             total.outages += outages
             for *key, number in metrics:
                 total.metrics[tuple(key)] += number
+            total.gaps += gaps
         return total
 
 

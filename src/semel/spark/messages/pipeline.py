@@ -8,7 +8,8 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -16,7 +17,7 @@ from semel.arrow.changes import arrow_schema
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import FromHeader, FromKey, FromPayload, Place, Reading, Unreadable
 from semel.errors import Misuse, Retryable
-from semel.events import CircuitClosed, CircuitOpened, Metric
+from semel.events import CircuitClosed, CircuitOpened, GapCrossed, Metric
 from semel.message import Coordinates, Message, Record
 from semel.messaging.changes import ComeBack, MessageChange, MessagesReader, Op, SeenClaim
 from semel.messaging.failure import (
@@ -37,10 +38,10 @@ from semel.messaging.settings import (
 from semel.messaging.tables import split_schema
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
-from semel.pipeline.txn import SinkTxnId
+from semel.pipeline.txn import NAME, SinkTxnId
 from semel.policy.model import Policy
 from semel.policy.vocabulary import Engine, RetryMode, Strategy
-from semel.spark.exactly_once import ExactlyOnce
+from semel.spark.exactly_once import CycleGaveUp, ExactlyOnce
 from semel.spark.messages.frames import (
     MADE,
     PassCounts,
@@ -99,8 +100,9 @@ class MessagePipeline(ExactlyOnce):
     name.  *failure* is a column: a struct of code and reason where a message cannot be handled.
 
     *policy* is a file, a `Policy`, or `ConsumerSettings`; *database* is the PostgreSQL database
-    of semel's messaging tables.  A handler's rows have no schema of their own: it is the sink's
-    ``schema=``, or in *schemas* by the sink's name.
+    of semel's messaging tables.  *app* is the pipeline's name in its ledger: the consumer's, made
+    short and lower-case where it must be.  A handler's rows have no schema of their own: it is the
+    sink's ``schema=``, or in *schemas* by the sink's name.
 
     *claims* is ``"all"``, or ``"failed"``: then only messages that have failed once are remembered
     by their id, and repetitions must be kept out by something else, as `semel guarantee` says.
@@ -113,6 +115,7 @@ class MessagePipeline(ExactlyOnce):
         self,
         consumer: str,
         *,
+        app: str | None = None,
         policy: str | Path | Policy | ConsumerSettings | None = None,
         database: str,
         handler: Callable[..., Any] | None = None,
@@ -138,6 +141,8 @@ class MessagePipeline(ExactlyOnce):
         messages: TwoPhaseSink | None = None,
         **options: Any,
     ) -> None:
+        if not 1 <= len(consumer) <= 200:
+            raise Misuse(f"a consumer needs a name of 1 to 200 characters, got {consumer!r}")
         if isinstance(policy, str | Path):
             policy = Policy.load(policy)
         settings, most_at_once, place = _settings_of(policy, consumer)
@@ -167,7 +172,8 @@ class MessagePipeline(ExactlyOnce):
             )
         if claims not in ("all", "failed"):
             raise Misuse(f"consumer {consumer}: claims={claims!r}; write 'all' or 'failed'")
-        super().__init__(consumer, ledger or url, [*sinks, messages], **options)
+        super().__init__(app or _app_of(consumer), ledger or url, [*sinks, messages], **options)
+        self.consumer = consumer
         self._replays = (
             ReplayRules.of_policy(policy, consumer) if isinstance(policy, Policy) else ReplayRules()
         )
@@ -189,6 +195,9 @@ class MessagePipeline(ExactlyOnce):
         self._arrow: list[Any] = []
         self._outages = 0
         self._down_since: float | None = None
+        self._is_down = False
+        """The last attempt met an outage."""
+
         self._pause = FIRST_PAUSE_SECONDS
         known = CLASSIFICATION.codes
         classification = CLASSIFICATION.extended(
@@ -212,18 +221,38 @@ class MessagePipeline(ExactlyOnce):
         """Return the writer of a query over *df*, the columns of Spark's Kafka source.
 
         The query wakes up for messages that are due, too.
+
+        Raises:
+            Misuse: the handler, or another part, cannot be sent to Spark's tasks.
         """
         from semel.spark.messages.wakeup import waiting_stream
 
+        self._check_that_tasks_get_it()
         messages = self._messages
         idle = waiting_stream(df.sparkSession, self.app, messages.is_due)
         stream = kafka_columns(df, self.pass_settings.reading)
         return stream.unionByName(idle).writeStream.foreachBatch(self)
 
+    def _check_that_tasks_get_it(self) -> None:
+        from pyspark import cloudpickle
+
+        for part in fields(self.pass_settings):
+            given = getattr(self.pass_settings, part.name)
+            try:
+                cloudpickle.dumps(given)  # type: ignore[no-untyped-call]
+            except Exception as error:
+                named = getattr(given, "__qualname__", type(given).__name__)
+                raise Misuse(
+                    f"consumer {self.consumer}: its {part.name} {named!r} cannot be sent to "
+                    f"Spark's tasks ({error}); make a client or a lock in the task, at the first "
+                    f"call, and keep it in a global variable"
+                ) from error
+
     def try_out(self, messages: Iterable[Any]) -> TriedOut:
         """Run the pass over a list, without Spark and without a database.
 
-        A message is its value (bytes, text, or what JSON can represent) or a `Record`.
+        A message is its value (bytes, text, or what JSON can represent) or a `Record`.  A value
+        alone has no key and no headers: where the id is in one, as by default, give a `Record`.
         """
         if self.pass_settings.handler is None:
             raise Misuse("try_out calls a handler, and here Spark makes the rows: start a query")
@@ -235,7 +264,7 @@ class MessagePipeline(ExactlyOnce):
         ]
         tried = TriedOut()
         passed = MessagePass(replace(self.pass_settings, checks=checks), _Nothing(), {}, tried.note)
-        arrivals = [_arrival(offset, one, self.app) for offset, one in enumerate(messages)]
+        arrivals = [_arrival(offset, one, self.consumer) for offset, one in enumerate(messages)]
         made = passed.run(arrivals)
         tried.changes = [*made.changes, *passed.finish()]
         for place, rows in made.rows.items():
@@ -246,7 +275,7 @@ class MessagePipeline(ExactlyOnce):
         """Return what operators' commands know a consumer by; its handler runs on Spark only."""
 
         async def handle(message: Any, session: Any) -> None:
-            raise Misuse(f"consumer {self.app}: a pipeline on Spark runs its handler")
+            raise Misuse(f"consumer {self.consumer}: a pipeline on Spark runs its handler")
 
         told = self.pass_settings
         return Consumer(told.consumer, handle, told.reading, told.settings, replays=self._replays)
@@ -255,10 +284,23 @@ class MessagePipeline(ExactlyOnce):
 
     def _batch(self, df: DataFrame, batch_id: int) -> None:
         self._tries = ("", 0)
-        super()._batch(df, batch_id)
+        run = self._run_of(df, batch_id)
+        while True:
+            try:
+                super()._batch(df, batch_id)
+                break
+            except CycleGaveUp:
+                # Each attempt is aborted, so that none leaves staged rows; the batch stands still
+                # here, because another start of the query would change nothing.
+                if not (self._is_down and self._is_active()):
+                    raise
+                self._run = run
         if isinstance(self.outcome, CommitSucceeded):
             for (name, *labels), number in self._counts.metrics.items():
                 self.events.measure(Metric(name), *labels, value=number)
+            for key, expected, found in self._counts.gaps:
+                name = self.consumer
+                self.events.emit(GapCrossed(name, name, key, expected, found))
             if self._suspects:
                 # Also those that are no longer anywhere: any note makes every batch slow.
                 with suppress(Retryable):  # the next batch clears them
@@ -289,20 +331,22 @@ class MessagePipeline(ExactlyOnce):
         """
         cycle = txn.cycle.label
         number = self._tries[1] + 1 if self._tries[0] == cycle else 1
-        self._tries = (cycle, number)
+        self._tries, self._is_down = (cycle, number), False
         receipts = self._stage_once(df, txn, is_again=number > 1)
         self._counts = counts = PassCounts.of(receipts[self._messages.name])
         settings = self.pass_settings.settings
         down = counts.outages + self._outages
         is_share = counts.outages >= settings.circuit_share * counts.tried
         if settings.circuit_failures and down >= settings.circuit_failures and is_share:
+            # The next attempt is no less bold: this one failed for no reason of its own.
+            self._tries, self._is_down = (cycle, number - 1), True
             self._stand_still()
             raise OutageMet(counts.outages, counts.tried)
         if counts.tried > counts.outages:
             self._outages = 0
             if self._down_since is not None:
                 seconds = self._clock.monotonic() - self._down_since
-                self.events.emit(CircuitClosed(self.app, self.app, seconds))
+                self.events.emit(CircuitClosed(self.consumer, self.consumer, seconds))
                 self._down_since, self._pause = None, FIRST_PAUSE_SECONDS
         else:  # batches of a few messages meet it one after another
             self._outages += counts.outages
@@ -312,7 +356,7 @@ class MessagePipeline(ExactlyOnce):
         """Wait before the next attempt, each time twice as long, as long as the query runs."""
         if self._down_since is None:
             self._down_since = self._clock.monotonic()
-            self.events.emit(CircuitOpened(self.app, self.app, "DEPENDENCY_UNAVAILABLE"))
+            self.events.emit(CircuitOpened(self.consumer, self.consumer, "DEPENDENCY_UNAVAILABLE"))
         until = self._clock.monotonic() + random.uniform(self._pause / 2, self._pause)
         self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
         while self._clock.monotonic() < until and self._is_active():
@@ -340,6 +384,14 @@ class MessagePipeline(ExactlyOnce):
         # The ids of one message may have come under two keys, which only one task can see.
         rows = in_order(rows, 1 if is_again else tasks)
         return run_tasks(rows if self.pass_settings.handler else self._with_rows(rows), tee)
+
+
+def _app_of(consumer: str) -> str:
+    """Return the name of a consumer's app: its own, or as much of it as an app's name may have."""
+    if NAME.fullmatch(consumer):
+        return consumer
+    known = re.sub(r"[^a-z0-9_-]+", "-", consumer.lower())[:31]
+    return f"{known}-{sha256(consumer.encode()).hexdigest()[:8]}"
 
 
 def _settings_of(
@@ -445,7 +497,10 @@ class TriedOut:
     def note(self, arrival: Arrival, one: Message | Unreadable, outcome: Outcome) -> None:
         """Keep one outcome."""
         failure = getattr(outcome, "failure", None)
-        self.messages.append(Tried(one.id, told(outcome).value, failure.reason if failure else ""))
+        reason = failure.reason if failure else ""
+        if isinstance(one, Unreadable) and "in the header" in reason and not arrival.record.headers:
+            reason += "; this message has no headers: give try_out a Record with them"
+        self.messages.append(Tried(one.id, told(outcome).value, reason))
 
 
 class _Nothing:
