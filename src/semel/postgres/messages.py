@@ -246,8 +246,7 @@ class MessagesSink(PostgresSink):
             with connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 limits = {"consumer": self.consumer, "rows": limit_rows, "bytes": limit_bytes}
-                [(is_due,)] = connection.execute(_is_due(tables).encode(), limits).fetchall()
-                found = connection.execute(queues.encode(), limits).fetchall() if is_due else []
+                found = connection.execute(queues.encode(), limits).fetchall()
                 these = {"consumer": self.consumer, "places": [place for (place,) in found]}
                 rows = connection.execute(comes.encode(), these).fetchall() if found else []
                 keys = connection.execute(held.encode(), these).fetchall()
@@ -256,8 +255,8 @@ class MessagesSink(PostgresSink):
     def is_due(self) -> bool:
         """Return whether it is the turn of any waiting message."""
         with self._database.asking() as connection:
-            question = _is_due(self._tables_in(connection)).encode()
-            answer = connection.execute(question, {"consumer": self.consumer}).fetchone()
+            question = f"SELECT EXISTS ({_due_heads(self._tables_in(connection))})"
+            answer = connection.execute(question.encode(), {"consumer": self.consumer}).fetchone()
         return answer == (True,)
 
 
@@ -463,23 +462,37 @@ class PostgresReader:
             return connection.execute(question.encode(), values).fetchall()
 
 
+def _due_heads(tables: MessageTables) -> str:
+    """Return the heads whose turn it is: retries that are due, and what stands behind no other.
+
+    A message behind others is a head once those before it were handled or skipped.  Messages
+    that hold no key are queues of one.  All of it is read from `ix_waiting_message_head`.
+    """
+    mine = f"FROM {tables.table('waiting_message')} AS w WHERE w.consumer = %(consumer)s"
+    return f"""
+SELECT h.place, h.queue
+  FROM (SELECT w.place, NULL AS queue, w.waits, w.due_at {mine} AND w.held = 0
+        UNION ALL
+        (SELECT DISTINCT ON (w.key) w.place, w.key, w.waits, w.due_at {mine} AND w.held = 1
+          ORDER BY w.key, w.place)) AS h
+ WHERE h.waits = 'behind' OR h.waits = 'retry' AND h.due_at <= (SELECT {tables.now})"""
+
+
 def _come_back(tables: MessageTables) -> tuple[str, str, str]:
     """Return three questions: whose turn it is, these messages, and the keys that are held."""
     waiting, claims = tables.table("waiting_message"), tables.table("processed_message")
+    size = "coalesce(octet_length(w.payload), 0) AS bytes"
     queues = f"""
-WITH waiting AS (
-    SELECT w.place, coalesce(octet_length(w.payload), 0) AS bytes,
-           CASE w.held WHEN 1 THEN w.key END AS queue,
-           w.waits = 'parked' OR w.waits = 'retry' AND w.due_at > n.now AS is_early
-      FROM {waiting} AS w, (SELECT {tables.now} AS now) AS n WHERE w.consumer = %(consumer)s),
+WITH due AS MATERIALIZED ({_due_heads(tables)} ORDER BY h.place LIMIT %(rows)s),
 queued AS (
-    -- Rows without a queue are queues of one.
-    SELECT place, bytes, first_value(is_early) OVER q AS is_early, first_value(place) OVER q AS head
-      FROM waiting
-    WINDOW q AS (PARTITION BY queue, CASE WHEN queue IS NULL THEN place END ORDER BY place)),
+    SELECT d.place AS head, w.place, {size} FROM due AS d JOIN {waiting} AS w ON w.place = d.place
+    UNION ALL
+    SELECT d.place, q.place, q.bytes FROM due AS d, LATERAL (
+        SELECT w.place, {size} FROM {waiting} AS w
+         WHERE w.consumer = %(consumer)s AND w.held = 1 AND w.key = d.queue AND w.place > d.place
+         ORDER BY w.place LIMIT %(rows)s) AS q),
 limited AS (
-    SELECT place, row_number() OVER o AS number, sum(bytes) OVER o AS bytes
-      FROM queued WHERE NOT is_early
+    SELECT place, row_number() OVER o AS number, sum(bytes) OVER o AS bytes FROM queued
     WINDOW o AS (ORDER BY head, place ROWS UNBOUNDED PRECEDING))
 SELECT place FROM limited
  WHERE number = 1 OR number <= %(rows)s AND bytes <= %(bytes)s ORDER BY place"""
@@ -498,24 +511,6 @@ SELECT w.key, max(w.place) FROM {waiting} AS w
  WHERE w.consumer = %(consumer)s AND w.held = 1 AND w.key IS NOT NULL
  GROUP BY w.key HAVING NOT bool_and(w.place = ANY (%(places)s::bigint[]))"""
     return queues, comes, held
-
-
-def _is_due(tables: MessageTables) -> str:
-    """Ask for a retry that is due and first of its key, or a key whose first message is behind.
-
-    The second is there after the first message was skipped.
-    """
-    waiting = tables.table("waiting_message")
-    mine = f"FROM {waiting} AS w WHERE w.consumer = %(consumer)s"
-    return f"""
-SELECT EXISTS (SELECT {mine} AND w.waits = 'retry' AND w.due_at <= (SELECT {tables.now})
-                  AND (w.held = 0 OR NOT EXISTS (
-                      SELECT FROM {waiting} AS e WHERE e.consumer = w.consumer AND e.key = w.key
-                         AND e.held = 1 AND e.place < w.place)))
-    OR EXISTS (SELECT {mine} AND w.waits = 'behind')
-   AND (EXISTS (SELECT {mine} AND w.waits = 'behind' AND w.held = 0)
-        OR EXISTS (SELECT {mine} AND w.held = 1 GROUP BY w.key
-                   HAVING min(w.place) = min(w.place) FILTER (WHERE w.waits = 'behind')))"""
 
 
 def _seen(row: Sequence[Any]) -> SeenWaiting:

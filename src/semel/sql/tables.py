@@ -160,6 +160,12 @@ waiting_message: Final = Table(
     Index("uq_waiting_message_id", "consumer", "message_id", unique=True),
     Index("ix_waiting_message_due", "consumer", "waits", "due_at"),
     Index("ix_waiting_message_key", "consumer", "key", "place"),
+    # A pipeline on Spark asks for the first message of each key before every batch.
+    Index(
+        "ix_waiting_message_head",
+        *("consumer", "held", "key", "place"),
+        postgresql_include=["waits", "due_at"],
+    ),
     # The audit of completeness asks whether a message that was marked as waiting still waits.
     Index("ix_waiting_message_source", "consumer", "partition", "offset"),
     comment="messages that are durable here and not handled yet",

@@ -9,6 +9,7 @@ import pytest
 from semel.messaging.changes import MessageChange, Op, names_of
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import Waits
+from semel.postgres.messages import _due_heads
 from tests.unit.postgres.messages.message_place import CONSUMER, claim, committed, wait
 
 pytestmark = pytest.mark.postgres
@@ -69,6 +70,27 @@ def test_a_message_that_may_overtake_comes_without_its_queue(sink, database):
 
     assert sink.is_due()
     assert back(sink) == (["a2"], ["a"])
+
+
+def test_the_heads_are_read_from_their_index_alone(sink, database):
+    """An idle query asks at every trigger, and payloads would make that slow."""
+    database.execute(
+        "INSERT INTO waiting_message (consumer, message_id, waits, held, key, payload, topic, "
+        'partition, "offset", headers, "timestamp", payload_hash, message_type, schema_version, '
+        "correlation_id, attempts, due_at, reason, error_code, exception, since, first_failed_at, "
+        "label) SELECT %s, 'm' || n, CASE WHEN n <= 50 THEN 'parked' ELSE 'behind' END, 1, "
+        "'k' || n %% 50, repeat('x', 200)::bytea, 't', 0, n, '', 0, '', '', '', '', 1, 0, '', '', "
+        "'', 0, 0, '' FROM generate_series(1, 5000) AS n",
+        [CONSUMER],
+    )
+    database.execute("VACUUM ANALYZE waiting_message")
+    question = f"EXPLAIN (COSTS OFF) SELECT EXISTS ({_due_heads(sink._tables_in(database))})"
+
+    plan = "\n".join(line for (line,) in database.execute(question, {"consumer": CONSUMER}))
+
+    assert plan.count("Index Only Scan using ix_waiting_message_head") == 2, plan
+    assert not sink.is_due()
+    assert len(sink.come_back().held) == 50
 
 
 def test_what_waited_for_a_version_is_due_when_its_gap_is_closed(sink, database):
