@@ -10,16 +10,17 @@ the same handler is at-least-once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from semel.codec import FromCoordinates
 from semel.policy.model import Effective
-from semel.policy.sections import SideEffect, duration_words
+from semel.policy.sections import OffsetCommit, SideEffect, duration_words
 from semel.policy.vocabulary import (
     CommitTiming,
     Duplicates,
+    Engine,
     Mode,
     Semantics,
     StalePolicy,
@@ -132,11 +133,17 @@ class ConsumerGuarantee:
         return "; ".join(promise.sentence for promise in self.promises)
 
 
-def guarantee_of(effective: Effective) -> ConsumerGuarantee:
-    """Compute what a consumer really guarantees on a topic."""
+def guarantee_of(effective: Effective, engine: Engine = Engine.SERVICE) -> ConsumerGuarantee:
+    """Compute what a consumer really guarantees on a topic, as *engine* runs it."""
+    what = "rows in the handler's database"
+    if engine is Engine.SPARK:
+        what = "rows of the pipeline's sinks, decided together with its claims and offsets"
+        only_for_services = {"offset_commit": OffsetCommit(), "mode": Mode.TRANSACTIONAL}
+        own = effective.consumer.model_copy(update=only_for_services)
+        effective = replace(effective, consumer=own)
     own = effective.consumer
     within = ACK[own.offset_commit.timing] is AckTime.WITHIN
-    promises = [_records(effective) if within else _rows(effective)]
+    promises = [_records(effective) if within else _rows(effective, what)]
     promises += [_call(effective, effect) for effect in effective.side_effects]
     if own.outbox:
         again = "and their receivers may get one again, with the same id"
@@ -167,9 +174,8 @@ _LOST = "the offset is committed before the work, and a crash loses it"
 _FAILURES = ("process crash", "broker redelivery")
 
 
-def _rows(effective: Effective) -> Promise:
+def _rows(effective: Effective, what: str) -> Promise:
     repetition, why = rows_repetition(effective)
-    what = "rows in the handler's database"
     if repetition is Repetition.APPLIED:
         return _promise(effective, repetition, what, (), why)
     under = (*_FAILURES, _replay_words(effective))

@@ -96,7 +96,7 @@ def review(
         PolicyNameUnknown: there is no such consumer or topic, or it does not read it.
     """
     effective = policy.effective(consumer, topic)
-    case = Case(effective, guarantee_of(effective), policy)
+    case = Case(effective, guarantee_of(effective, engine), policy)
     rules: Iterable[Rule] = RULES
     if engine is Engine.SPARK:
         rules = (*(rule for rule in RULES if rule.code not in OF_SERVICES), *RULES_ON_SPARK)

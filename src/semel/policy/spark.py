@@ -66,7 +66,8 @@ RULES_ON_SPARK: Final = (
         "use retry.mode: retry-table, which says so"),
     Rule("call-from-a-task", NOTE, "sideEffects", _calls_with_key,
         "handlers run in tasks: side effect '{effect}' is called again when a task, an attempt or "
-        "a cycle runs again, or speculatively, and only its provider's key makes that one effect",
+        "a cycle runs again, and only its provider's key makes that one effect; a pipeline refuses "
+        "to run with spark.speculation",
         "write the intent (intent: outbox), where the provider does not keep keys for so long"),
     Rule("call-repeats", REFUSED, "sideEffects", _calls_without_key,
         "{wanted} is wanted, and side effect '{effect}' is called in tasks, which run again, "

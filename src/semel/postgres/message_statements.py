@@ -45,9 +45,9 @@ _DETAIL: Final = """
         waits text, held integer, topic text, partition integer, "offset" bigint, payload text,
         headers text, "timestamp" bigint, message_type text, schema_version text,
         correlation_id text, originals text, reason text, exception text, error_code text,
-        first_failed_at bigint, label text, owner text, outcome text, needs_review bigint,
-        expected_hash text, number bigint, failure_class text, worker text, original_key text,
-        outbox text, parent text, parent_key text, result text, result_key text, failed bigint),
+        first_failed_at bigint, owner text, outcome text, needs_review bigint,
+        expected_hash text, number bigint, failure_class text, original_key text,
+        outbox text, parent text, parent_key text, failed bigint),
     (SELECT {now} AS now) AS n"""
 
 _STORED: Final = """
@@ -100,9 +100,7 @@ UPDATE {processed_message} AS t
        owner = '', lease_until = {no_lease}, updated_at = n.now,
        due_at = CASE s.state WHEN 'COMPLETED' THEN {not_due} ELSE {due} END,
        failed_at = CASE s.state WHEN 'COMPLETED' THEN t.failed_at ELSE n.now END,
-       payload_hash = CASE t.payload_hash WHEN '' THEN s.payload_hash ELSE t.payload_hash END,
-       result = CASE WHEN t.erased_at IS NULL THEN coalesce(d.result, t.result) END,
-       result_key = CASE WHEN t.erased_at IS NULL THEN coalesce(d.result_key, t.result_key) END
+       payload_hash = CASE t.payload_hash WHEN '' THEN s.payload_hash ELSE t.payload_hash END
   FROM {rows_of_detail}
    AND t.consumer_name = {consumer} AND t.message_id = s.message_id AND t.state = s.seen_state
    AND (s.op <> 'retake' OR t.attempts = s.seen_attempts
@@ -118,12 +116,11 @@ UPDATE {processed_message} AS t
         _HAS_NO_CLAIM,
         """
 INSERT INTO {processed_message} (consumer_name, message_id, original_id, state, attempts,
-       payload_hash, source, error_code, marker, due_at, failed_at, result, result_key,
-       first_seen_at, updated_at)
+       payload_hash, source, error_code, marker, due_at, failed_at, first_seen_at, updated_at)
 SELECT {consumer}, s.message_id, s.original_id, s.state, s.attempts, s.payload_hash, s.source,
        s.error_code, s.marker, CASE s.state WHEN 'COMPLETED' THEN {not_due} ELSE {due} END,
        CASE s.state WHEN 'COMPLETED' THEN NULL ELSE n.now END,
-       s.detail::jsonb ->> 'result', s.detail::jsonb ->> 'result_key', n.now, n.now
+       n.now, n.now
   FROM (SELECT {now} AS now) AS n, {rows}""",
     ),
     Statement(
@@ -142,11 +139,11 @@ SELECT {consumer}, k.key, {now} FROM (SELECT DISTINCT s.key FROM {rows}) AS k
         "insert the messages that begin to wait behind those of their keys that were seen",
         "s.op = 'wait'",
         f"""
-INSERT INTO {{waiting_message}} (consumer, waits, held, due_at, since, first_failed_at, label,
+INSERT INTO {{waiting_message}} (consumer, waits, held, due_at, since, first_failed_at,
        {_STORED})
 SELECT {{consumer}}, d.waits, coalesce(d.held, 0), {{due}}, n.now,
        CASE WHEN d.waits = 'behind' THEN {{never_failed}} ELSE {{first_failed}} END,
-       coalesce(d.label, ''), {_STORED_VALUES}
+       {_STORED_VALUES}
   FROM {{rows_of_detail}}
    AND NOT EXISTS (SELECT FROM {{waiting_message}} AS w WHERE w.consumer = {{consumer}}
                       AND s.state = 'held' AND w.key = s.key AND w.held = 1
@@ -228,10 +225,10 @@ UPDATE {waiting_message} AS t SET waits = 'retry', due_at = n.now
         "s.op = 'attempt'",
         f"""
 INSERT INTO {{failed_attempt}} (consumer, message_id, key, number, at, error_code, failure_class,
-       exception, reason, worker, originals)
+       exception, reason, originals)
 SELECT {{consumer}}, s.message_id, s.key, coalesce(d.number, s.attempts), n.now, s.error_code,
        coalesce(d.failure_class, ''), coalesce(d.exception, ''), coalesce(d.reason, ''),
-       coalesce(d.worker, ''), d.originals
+       d.originals
   FROM {{rows_of_detail}} ORDER BY {_SOURCE_ORDER}, d.number""",
     ),
     Statement(

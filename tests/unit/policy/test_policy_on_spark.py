@@ -9,7 +9,7 @@ from semel.policy.lint import lint_policy
 from semel.policy.model import Policy
 from semel.policy.rules import RULES
 from semel.policy.spark import OF_SERVICES, RULES_ON_SPARK
-from semel.policy.vocabulary import Severity
+from semel.policy.vocabulary import Semantics, Severity
 from tests.unit.policy.policy_texts import TEMPLATE, policy_with
 
 NOTE, WARN, REFUSED = Severity.NOTE, Severity.WARN, Severity.REFUSED
@@ -75,6 +75,15 @@ def test_what_only_services_do_is_not_found_on_spark():
 
     assert "lease-repeats-work" in in_services
     assert not on_spark & OF_SERVICES
+
+
+def test_the_guarantee_on_spark_is_that_of_the_pipeline():
+    policy = policy_with({"mode": "leased", "offsetCommit": {"timing": "before-processing"}})
+    rows, *_ = review(policy, "c", "t", Engine.SPARK).guarantee.promises
+
+    assert rows.semantics is Semantics.EFFECTIVELY_ONCE
+    assert rows.what == "rows of the pipeline's sinks, decided together with its claims and offsets"
+    assert "handler's database" in review(policy, "c", "t").guarantee.sentence
 
 
 def test_one_order_over_a_whole_topic_is_refused_on_spark_too():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from semel import MessagePipeline, NonRetryableMessageError, RetryableMessageError, Send
+from semel import MessagePipeline, NonRetryableMessageError, Policy, RetryableMessageError, Send
 from semel.codec import FromPayload, Reading
 from semel.errors import Misuse, Permanent, Retryable
 from semel.memory.sink import MemorySink
@@ -771,6 +771,37 @@ def test_a_value_without_headers_is_told_to_need_a_record():
         "no message id in the header 'message-id'; this message has no headers: give try_out a "
         "Record with them"
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_refused"),
+    [
+        ("{strategy: notification-id, externalProviderIdempotency: true}", True),
+        ("{strategy: notification-id, externalProviderIdempotency: true}, outbox: true", False),
+        ("{}, sideEffects: [{name: mail, intent: outbox}]", False),
+        ("{}, sideEffects: [{name: mail, idempotencyKey: true}], outbox: true", True),
+        ("{}", False),
+    ],
+)
+def test_speculation_is_refused_where_a_handler_calls_another_system(policy, is_refused):
+    text = f"""
+deliverySemantics:
+  topics: {{mails: {{key: id, ordering: per-key}}}}
+  consumers: {{sender: {{dlq: {{enabled: true, owner: us}}, idempotency: {policy}}}}}
+"""
+    pipeline = MessagePipeline(
+        "sender",
+        policy=Policy.parse(text),
+        database="postgresql://d/d",
+        handler=rows_of,
+        sinks=[],
+    )
+    df = SimpleNamespace(sparkSession=SimpleNamespace(conf={"spark.speculation": "true"}))
+
+    with pytest.raises(Misuse if is_refused else AttributeError) as refused:
+        pipeline.write(df)
+
+    assert ("spark.speculation=false" in str(refused.value)) == is_refused
 
 
 def test_names_that_differ_have_apps_that_differ():

@@ -40,7 +40,7 @@ from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
 from semel.pipeline.txn import NAME, SinkTxnId
 from semel.policy.model import Policy
-from semel.policy.vocabulary import Engine, RetryMode, Strategy
+from semel.policy.vocabulary import Engine, Intent, RetryMode, Strategy
 from semel.spark.exactly_once import CycleGaveUp, ExactlyOnce
 from semel.spark.messages.frames import (
     MADE,
@@ -59,7 +59,7 @@ from semel.spark.messages.handling import (
     MessagePass,
     PassSettings,
 )
-from semel.spark.query import is_connect
+from semel.spark.query import has_speculation, is_connect
 from semel.spark.staging import arrow_schemas, run_tasks, task_attempts
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class MessagePipeline(ExactlyOnce):
         if isinstance(policy, str | Path):
             policy = Policy.load(policy)
         settings, most_at_once, place = _settings_of(policy, consumer)
+        self._calls = _calls_of(policy, consumer)
         by_version = settings.versioned or _upserts_by_version(policy, consumer)
         reading = reading or Reading(
             id_from=id_from or place or FromHeader(MESSAGE_ID_HEADER),
@@ -228,6 +229,12 @@ class MessagePipeline(ExactlyOnce):
         from semel.spark.messages.wakeup import waiting_stream
 
         self._check_that_tasks_get_it()
+        if self._calls and has_speculation(df):
+            raise Misuse(
+                f"consumer {self.consumer}: its policy has side effect {self._calls[0]!r}, which a "
+                f"speculative copy of a task calls at the same time: set spark.speculation=false, "
+                f"or write the intent (outbox: true)"
+            )
         messages = self._messages
         idle = waiting_stream(df.sparkSession, self.app, messages.is_due)
         stream = kafka_columns(df, self.pass_settings.reading)
@@ -411,6 +418,18 @@ def _settings_of(
         )
     retry = replace(settings.retry, mode=RetryMode.RETRY_TABLE)
     return replace(settings, retry=retry, holds_keys=None), most_at_once, place
+
+
+def _calls_of(policy: Policy | ConsumerSettings | None, consumer: str) -> list[str]:
+    """Return the calls to other systems that the handler makes itself, as the policy says."""
+    if not isinstance(policy, Policy):
+        return []
+    own = policy.consumer(consumer)
+    if own.outbox and own.side_effects is None:
+        return []
+    found = [policy.effective(consumer, topic) for topic in policy.topics_of(consumer) or (None,)]
+    effects = [effect for one in found for effect in one.side_effects]
+    return [effect.name for effect in effects if effect.intent is not Intent.OUTBOX]
 
 
 def _upserts_by_version(policy: Policy | ConsumerSettings | None, consumer: str) -> bool:
