@@ -259,6 +259,8 @@ class Measurement:
     metric: Metric
     labels: Mapping[str, str]
     value: float = 1.0
+    readings: int = 1
+    """How many durations of about this value it stands for: pipelines on Spark add them up."""
 
 
 _WARNINGS = (
@@ -340,7 +342,7 @@ class Events:
         """Whether anything listens to measurements; without it, skip those that cost a query."""
         return any(issubclass(Measurement, kind) for kind, _ in self._subscribers)
 
-    def measure(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
+    def measure(self, metric: Metric, *labels: str, value: float = 1.0, readings: int = 1) -> None:
         """Pass one reading on; *labels* in the order of `LABELS`.  It is not logged.
 
         Raises:
@@ -352,7 +354,8 @@ class Events:
         names = LABELS[metric]
         if len(names) != len(labels):
             raise Misuse(f"metric {metric} needs the labels {', '.join(names)}, got {len(labels)}")
-        self._pass_on(Measurement(metric, dict(zip(names, labels, strict=True)), value))
+        named = dict(zip(names, labels, strict=True))
+        self._pass_on(Measurement(metric, named, value, readings))
 
     def _pass_on(self, found: Event | Measurement) -> None:
         for kind, subscriber in self._subscribers:

@@ -24,7 +24,7 @@ from semel import (
     SqlDatabase,
 )
 from semel.codec import FromCoordinates, FromPayload, Reading
-from semel.events import EVENTS, CycleEnded, GapCrossed
+from semel.events import EVENTS, CycleEnded, GapCrossed, Measurement, Metric
 from semel.kafka.codecs import AvroCodec
 from semel.sinks import PostgresSink
 from semel.testing.services import KafkaServer
@@ -254,6 +254,24 @@ def test_a_gap_that_is_crossed_is_told_on_the_driver(topic: Topic) -> None:
 
     assert crossed == [GapCrossed("Search.Indexer", "Search.Indexer", "a", 2, 3)]
     assert topic.documents() == [("a", 3, "three")]
+
+
+def test_duration_commits_and_lag_are_measured(topic: Topic) -> None:
+    measured: list[Measurement] = []
+    for number in range(5):
+        topic.put(f"a{number}", {"version": number + 1, "title": "one"}, "a")
+    unsubscribe = EVENTS.subscribe(measured.append, Measurement)
+
+    topic.run(topic.pipeline(indexing()))
+    unsubscribe()
+
+    took = [one for one in measured if one.metric is Metric.DURATION]
+    assert sum(one.readings for one in took) == 5
+    assert all(one.labels["topic"] == topic.name and one.value > 0 for one in took)
+    commits = [one.labels for one in measured if one.metric is Metric.OFFSET_COMMITS]
+    assert commits == [{"topic": topic.name, "consumer_group": "indexer", "status": "ok"}]
+    lag = {one.labels["partition"]: one.value for one in measured if one.metric is Metric.LAG}
+    assert lag == {"0": 0.0, "1": 0.0}
 
 
 def test_no_note_is_left_after_a_batch(topic: Topic) -> None:

@@ -102,6 +102,22 @@ class KafkaSources:
             self._clusters[server] = KafkaCluster(self._spark, self._options[server])
         return self._clusters[server]
 
+    def ends(self, batch: BatchRange) -> dict[str, int]:
+        """Return where the partitions of *batch* end now; without those of clusters that are mute.
+
+        It is for metrics only, so a failure is only logged.
+        """
+        found: dict[str, int] = {}
+        for source in batch.sources:
+            if source.kind is not SourceKind.OFFSETS or not self:
+                continue
+            server = self._clusters_of(int(source.source))[0]
+            try:
+                found |= self._cluster(server).ends([*source.spans])
+            except Exception as error:  # noqa: BLE001  a committed cycle cannot fail because of it
+                log.warning("lag not measured", extra={"reason": reason_of(error)})
+        return found
+
     def publish(self, group: str, batch: BatchRange) -> None:
         """Make the ends of *batch* the offsets of a consumer group, for tools that show lag.
 
@@ -151,6 +167,19 @@ class KafkaCluster:
         """List the cluster's topics, without Kafka's own."""
         asked = self._client().listTopics().names()
         return sorted(str(name) for name in asked.get(ASK_MILLISECONDS, self._milliseconds))
+
+    def ends(self, partitions: Sequence[str]) -> dict[str, int]:
+        """Return the offset behind the last record of each ``topic/partition``."""
+        latest = self._class("clients.admin.OffsetSpec").getMethod("latest", self._array([]))
+        asked, places = self._jvm.java.util.HashMap(), {}
+        for partition in partitions:
+            topic, _, number = partition.rpartition("/")
+            place = self._make("common.TopicPartition", ["text", "int"], [topic, int(number)])
+            places[partition] = place
+            asked.put(place, latest.invoke(None, self._array([], "Object")))
+        found = self._client().listOffsets(asked).all()
+        answers = found.get(ASK_MILLISECONDS, self._milliseconds)
+        return {name: int(answers.get(place).offset()) for name, place in places.items()}
 
     def publish(self, group: str, ends: Mapping[str, int]) -> None:
         """Set a group's offsets, by ``topic/partition``.  The group must have no members."""

@@ -8,7 +8,7 @@ import pytest
 
 from semel.arrow.changes import to_batch
 from semel.lease import Takeover
-from semel.messaging.changes import MessageChange, Op, detail_of
+from semel.messaging.changes import MessageChange, Op
 from semel.postgres.connect import pool
 from semel.postgres.messages import MessagesSink
 from semel.testing.chaos import EXAMPLE_ROWS
@@ -46,14 +46,14 @@ def make_world(quick_postgres_server):
         return World(EXAMPLE_ROWS, make_sinks, visible_rows, left_behind, as_batch, faults)
 
     def as_batch(rows):
-        """Each row is a claim, whose result is its name."""
+        """Each row is a claim, whose source is its name."""
         claims = [MessageChange(Op.CLAIM, str(row["id"]), state="COMPLETED") for row in rows]
         for row, claim in zip(rows, claims, strict=True):
-            claim.detail = detail_of(result=row["name"])
+            claim.source = row["name"]
         return to_batch(claims)
 
     def visible_rows(sink):
-        query = "SELECT message_id, result FROM processed_message WHERE consumer_name = %s"
+        query = "SELECT message_id, source FROM processed_message WHERE consumer_name = %s"
         rows = database.execute(query, [sink.consumer]).fetchall()
         return [{"id": int(number), "name": name} for number, name in rows]
 

@@ -663,7 +663,7 @@ class Staged(MessagePipeline):
 
     def _stage_once(self, df, txn, *, is_again):
         tried, outages = self._passes.pop(0)
-        return {"messages": [Receipt("t", detail={COUNTS: [tried, outages, [], []]})]}
+        return {"messages": [Receipt("t", detail={COUNTS: [tried, outages, [], [], []]})]}
 
 
 def test_a_batch_stands_still_while_a_dependency_is_down():
@@ -732,6 +732,21 @@ def test_gaps_that_were_crossed_come_to_the_driver_in_the_receipts():
     total = PassCounts.of([Receipt("t", detail={COUNTS: told})] * 2)
 
     assert [tuple(one) for one in total.gaps] == [("k", 2, 4)] * 2
+
+
+def test_durations_of_calls_are_added_up_by_length():
+    counts = PassCounts()
+    message = Message("a", {}, key="k", source=Coordinates("t", 0, 0))
+    for seconds in (0.1, 0.11, 3.0):
+        counts.took("c", message, seconds)
+    told = json.loads(json.dumps(counts.to_json()))
+
+    total = PassCounts.of([Receipt("t", detail={COUNTS: told})] * 2)
+
+    found = {key[:3]: [] for key in total.durations}
+    for key, one in total.durations.items():
+        found[key[:3]].append(one)
+    assert found == {("t", "c", ""): [(4, pytest.approx(0.42)), (2, 6.0)]}
 
 
 @pytest.mark.parametrize("name", ["SearchIndexer", "search.indexer.v2", "s" * 200])

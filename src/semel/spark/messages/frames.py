@@ -6,6 +6,7 @@ batch ∪ waiting messages ──▶ route ──▶ repartition, sort ──▶
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -269,6 +270,9 @@ class PassCounts:
     tried: int = 0
     outages: int = 0
     metrics: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    durations: dict[tuple[str, str, str, int], tuple[int, float]] = field(default_factory=dict)
+    """Of calls of the handler, by labels and power of two: their number, and their seconds."""
+
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
     """Those that were passed over: the key, the expected version, and the one that came."""
 
@@ -285,6 +289,13 @@ class PassCounts:
             tell_received(one, group)
         tell(one, outcome, group)
 
+    def took(self, group: str, message: Message, seconds: float) -> None:
+        """Add the duration of one call to those of about the same length."""
+        topic = message.source.topic if message.source else ""
+        about = math.frexp(max(seconds, 1e-6))[1]
+        number, total = self.durations.get((topic, group, message.type, about), (0, 0.0))
+        self.durations[topic, group, message.type, about] = number + 1, total + seconds
+
     def measured(self, found: Any) -> None:
         """Add one measurement."""
         self.metrics[found.metric.value, *found.labels.values()] += found.value
@@ -292,19 +303,24 @@ class PassCounts:
     def to_json(self) -> list[Any]:
         """Return the counts as plain values."""
         metrics = [[*key, number] for key, number in sorted(self.metrics.items())]
-        return [self.tried, self.outages, metrics, self.gaps]
+        durations = [[*key, *found] for key, found in self.durations.items()]
+        return [self.tried, self.outages, metrics, self.gaps, durations]
 
     @classmethod
     def of(cls, receipts: Iterable[Receipt]) -> PassCounts:
         """Add up what the receipts of the messages sink say."""
         total = cls()
         for receipt in receipts:
-            tried, outages, metrics, gaps = receipt.detail.get(COUNTS, [0, 0, [], []])
+            counts = receipt.detail.get(COUNTS, [0, 0, [], [], []])
+            tried, outages, metrics, gaps, durations = counts
             total.tried += tried
             total.outages += outages
             for *key, number in metrics:
                 total.metrics[tuple(key)] += number
             total.gaps += gaps
+            for *key, number, seconds in durations:
+                before = total.durations.get(tuple(key), (0, 0.0))
+                total.durations[tuple(key)] = before[0] + number, before[1] + seconds
         return total
 
 
@@ -354,6 +370,8 @@ class PassTee(Tee):
         try:
             for arrivals, made_by_spark in _by_route(batches):
                 made = passed.run(arrivals)
+                for message, seconds in made.seconds:
+                    counts.took(group, message, seconds)
                 yield self._rows(made, made_by_spark)
             yield self._rows(Results(passed.finish()), [])
         finally:

@@ -177,6 +177,9 @@ class Results:
     picked: list[int] = field(default_factory=list)
     """Without a handler: the places of the arrivals that were handled, in order."""
 
+    seconds: list[tuple[Message, float]] = field(default_factory=list)
+    """How long the handler took, for each of its calls."""
+
 
 _Seen: TypeAlias = SeenWaiting | SeenClaim | None
 _Lane: TypeAlias = list[tuple[int, Message | Unreadable, SeenClaim | None]]
@@ -564,7 +567,11 @@ class MessagePass:
 
     def _handle(self, message: Message, effects: _Effects) -> Generator[_Call, Any, None]:
         if self._of.handler is not None:
-            yield from self._call(effects, self._of.handler, message)
+            began = time.perf_counter()
+            try:
+                yield from self._call(effects, self._of.handler, message)
+            finally:
+                self._made.seconds.append((message, time.perf_counter() - began))
             return
         failure = self._arrivals[effects.place].failure
         if failure is not None:

@@ -38,6 +38,7 @@ from semel.messaging.settings import (
 from semel.messaging.tables import split_schema
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
+from semel.pipeline.source import SourceKind
 from semel.pipeline.txn import NAME, SinkTxnId
 from semel.policy.model import Policy
 from semel.policy.vocabulary import Engine, Intent, RetryMode, Strategy
@@ -303,8 +304,8 @@ class MessagePipeline(ExactlyOnce):
                     raise
                 self._run = run
         if isinstance(self.outcome, CommitSucceeded):
-            for (name, *labels), number in self._counts.metrics.items():
-                self.events.measure(Metric(name), *labels, value=number)
+            if self.events.is_measured:
+                self._measure(batch_id)
             for key, expected, found in self._counts.gaps:
                 name = self.consumer
                 self.events.emit(GapCrossed(name, name, key, expected, found))
@@ -312,6 +313,28 @@ class MessagePipeline(ExactlyOnce):
                 # Also those that are no longer anywhere: any note makes every batch slow.
                 with suppress(Retryable):  # the next batch clears them
                     self._messages.reader().clear(self._suspects)
+
+    def _measure(self, batch_id: int) -> None:
+        """Measure what the committed cycle has counted, and how far its partitions are behind."""
+        measure, group = self.events.measure, self.consumer
+        for (name, *labels), number in self._counts.metrics.items():
+            measure(Metric(name), *labels, value=number)
+        for (*labels, _), (number, seconds) in self._counts.durations.items():
+            measure(Metric.DURATION, *labels, value=seconds / number, readings=number)
+        if self._run is None:
+            return
+        read = self._run.checkpoint.range(batch_id)
+        ends = {
+            partition: span.end
+            for source in read.sources
+            if source.kind is SourceKind.OFFSETS
+            for partition, span in source.spans.items()
+        }
+        for topic in sorted({partition.rpartition("/")[0] for partition in ends}):
+            measure(Metric.OFFSET_COMMITS, topic, group, "ok")
+        for partition, end in self._run.kafka.ends(read).items():
+            topic, _, number = partition.rpartition("/")
+            measure(Metric.LAG, topic, group, number, value=float(max(end - ends[partition], 0)))
 
     def _schemas(self, df: DataFrame) -> Mapping[str, Any]:
         if self.pass_settings.handler is None:
@@ -354,6 +377,7 @@ class MessagePipeline(ExactlyOnce):
             if self._down_since is not None:
                 seconds = self._clock.monotonic() - self._down_since
                 self.events.emit(CircuitClosed(self.consumer, self.consumer, seconds))
+                self.events.measure(Metric.CIRCUIT, self.consumer, value=0.0)
                 self._down_since, self._pause = None, FIRST_PAUSE_SECONDS
         else:  # batches of a few messages meet it one after another
             self._outages += counts.outages
@@ -364,6 +388,7 @@ class MessagePipeline(ExactlyOnce):
         if self._down_since is None:
             self._down_since = self._clock.monotonic()
             self.events.emit(CircuitOpened(self.consumer, self.consumer, "DEPENDENCY_UNAVAILABLE"))
+            self.events.measure(Metric.CIRCUIT, self.consumer, value=1.0)
         until = self._clock.monotonic() + random.uniform(self._pause / 2, self._pause)
         self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
         while self._clock.monotonic() < until and self._is_active():
