@@ -28,6 +28,7 @@ from semel.events import EVENTS, CycleEnded, GapCrossed, Measurement, Metric
 from semel.kafka.codecs import AvroCodec
 from semel.sinks import PostgresSink
 from semel.testing.services import KafkaServer
+from tests.unit.policy.policy_texts import TEMPLATE
 
 if TYPE_CHECKING:
     from tests.unit.kafka.schema_registry import SchemaRegistry
@@ -35,30 +36,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
 _numbers = count(1)
-
-SEED = """
-deliverySemantics:
-  topics:
-    case-events:
-      defaultGuarantee: at-least-once
-      key: caseId
-      ordering: per-key
-      retention: 7d
-      replayAllowed: true
-  consumers:
-    search-indexer:
-      idempotency: {strategy: aggregate-version-upsert, duplicateHandling: skip}
-      offsetCommit: {timing: after-db-transaction}
-      retry: {maxAttempts: 5, backoff: exponential-jitter}
-      dlq: {enabled: true, topic: case-events.search-indexer.dlq, owner: search-team}
-      poison: {maxAttemptsBeforePark: 5}
-      lagSlo: {maxLagSeconds: 60}
-    notification-sender:
-      idempotency: {strategy: notification-id, externalProviderIdempotency: true}
-      replay: {allowed: false-for-side-effect}
-      dlq: {enabled: true, manualReviewRequired: true, owner: customer-care}
-"""
-"""The production template of the source document; the second consumer has got an owner."""
 
 QUICK = """
 deliverySemantics:
@@ -299,7 +276,7 @@ def test_the_policy_of_the_source_document_runs_both_its_consumers(topic: Topic)
         yield Send("mail", {"to": message.payload["to"]}, key=message.key)
 
     policy = topic.folder / "delivery.yaml"
-    policy.write_text(SEED)
+    policy.write_text(TEMPLATE)
     for number, title in [(1, "one"), (3, "three"), (2, "two"), (3, "three")]:
         case = {"caseId": "k", "version": number, "title": title, "to": "ann"}
         topic.put(f"m{number}", case, "k")
@@ -314,7 +291,7 @@ def test_the_policy_of_the_source_document_runs_both_its_consumers(topic: Topic)
     topic.run(search)
     sender = MessagePipeline(
         "notification-sender",
-        policy=Policy.parse(SEED),
+        policy=Policy.parse(TEMPLATE),
         database=topic.url,
         handler=send,
         sinks=[],

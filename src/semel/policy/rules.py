@@ -565,10 +565,10 @@ RULES: Final = (
         "dead letters are not enabled, and a message that cannot be read "
         "has no place where a person can find it",
         "set dlq.enabled: true, with an owner", AntiPattern.IGNORING_UNREADABLE, REFUSED),
-    Rule("dlq-without-owner", REFUSED, "dlq.owner",
+    Rule("dlq-without-owner", WARN, "dlq.owner",
         once(lambda c: c.own.dlq.enabled and not c.own.dlq.owner),
         "the dead letters of {consumer} have no owner: what arrives there is lost, only later",
-        "name a team in dlq.owner", AntiPattern.DLQ_WITHOUT_OWNER),
+        "name a team in dlq.owner", AntiPattern.DLQ_WITHOUT_OWNER, REFUSED),
     Rule("dlq-topic-is-read", REFUSED, "dlq.topic", _letters_come_back,
         "the dead letters of {consumer} are published to {target}, {way}: each comes back as a "
         "message that fails", "give the dead letters a topic of their own"),

@@ -212,7 +212,7 @@ def test_a_batch_and_its_size_become_the_runners():
 @pytest.mark.parametrize(
     ("keys", "finding"),
     [
-        ({"dlq": {"enabled": True, "owner": None}}, "dlq-without-owner"),
+        ({"dlq": {"enabled": True, "owner": None}, "critical": True}, "dlq-without-owner"),
         ({"retry": {"maxAttempts": 0}}, "retries-forever"),
         ({"claims": {"ttl": "1h"}}, "claims-ttl-too-short"),
         ({"ordering": "global"}, "global-ordering"),

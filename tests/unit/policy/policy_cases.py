@@ -287,12 +287,18 @@ CASES = [
         ({"dlq": {"enabled": False}, "critical": True}, {}),
         ({"dlq": {"enabled": True}, "critical": True}, {}),
     ),
-    ("dlq-without-owner", REFUSED, ({"dlq": {"owner": None}}, {}), ({}, {})),
+    ("dlq-without-owner", WARN, ({"dlq": {"owner": None}}, {}), ({}, {})),
+    (
+        "dlq-without-owner",
+        WARN,
+        ({"dlq": None}, {}),
+        ({"dlq": {"enabled": False, "owner": None}}, {}),
+    ),
     (
         "dlq-without-owner",
         REFUSED,
-        ({"dlq": None}, {}),
-        ({"dlq": {"enabled": False, "owner": None}}, {}),
+        ({"dlq": {"owner": None}, "critical": True}, {}),
+        ({"critical": True}, {}),
     ),
     (
         "parking-without-owner",

@@ -81,7 +81,7 @@ def test_what_a_policy_does_not_say_is_unknown_and_not_fine():
         ({"retry": {"maxAttempts": 0}}, {}, 12, Status.REFUSED, "never set aside"),
         ({"retry": {"maxAttempts": 0}}, {}, 13, Status.REFUSED, "no; c retries without a limit"),
         ({}, {}, 14, Status.OK, "by a-team"),
-        ({"dlq": {"owner": None}}, {}, 14, Status.REFUSED, "have no owner"),
+        ({"dlq": {"owner": None}}, {}, 14, Status.WARN, "have no owner"),
         ({}, {}, 15, Status.OK, "allowed; recognised: replay within 14d"),
         ({}, {"replayAllowed": False}, 15, Status.OK, "replay is not allowed"),
         ({"sideEffects": MAIL}, {}, 15, Status.REFUSED, "would repeat side effect 'mail'"),

@@ -333,8 +333,8 @@ class MessagePipeline(ExactlyOnce):
         for topic in sorted({partition.rpartition("/")[0] for partition in ends}):
             measure(Metric.OFFSET_COMMITS, topic, group, "ok")
         for partition, end in self._run.kafka.ends(read).items():
-            topic, _, number = partition.rpartition("/")
-            measure(Metric.LAG, topic, group, number, value=float(max(end - ends[partition], 0)))
+            topic, _, place = partition.rpartition("/")
+            measure(Metric.LAG, topic, group, place, value=float(max(end - ends[partition], 0)))
 
     def _schemas(self, df: DataFrame) -> Mapping[str, Any]:
         if self.pass_settings.handler is None:
