@@ -304,8 +304,6 @@ class MessagePipeline(ExactlyOnce):
                     raise
                 self._run = run
         if isinstance(self.outcome, CommitSucceeded):
-            if self.events.is_measured:
-                self._measure(batch_id)
             for key, expected, found in self._counts.gaps:
                 name = self.consumer
                 self.events.emit(GapCrossed(name, name, key, expected, found))
@@ -313,6 +311,8 @@ class MessagePipeline(ExactlyOnce):
                 # Also those that are no longer anywhere: any note makes every batch slow.
                 with suppress(Retryable):  # the next batch clears them
                     self._messages.reader().clear(self._suspects)
+            if self.events.is_measured:
+                self._measure(batch_id)
 
     def _measure(self, batch_id: int) -> None:
         """Measure what the committed cycle has counted, and how far its partitions are behind."""
