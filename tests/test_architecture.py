@@ -108,7 +108,7 @@ CLIENTS = {
     "aiormq": {"faststream"},
     "pamqp": {"faststream"},
     "fast_depends": {"faststream"},
-    "sqlalchemy": {"sql", "faststream", "http", "testing"},
+    "sqlalchemy": {"sql", "faststream", "http", "testing", "outboxes"},
     "asyncpg": {"sql"},
     "greenlet": {"sql"},
     "aiosqlite": {"sql"},
@@ -340,7 +340,7 @@ def test_every_extra_installs_something_that_the_code_imports():
     # The other two install what the repository itself runs.
     offered = {name: needs for name, needs in extras.items() if name not in ("demo", "dev")}
     assert [name for name, needs in offered.items() if not any(map(is_used, needs))] == []
-    there = {path.name for path in PACKAGE.iterdir()}
+    there = {path.stem for path in PACKAGE.iterdir()}
     assert {part for parts in CLIENTS.values() for part in parts} <= there
 
 
