@@ -12,6 +12,7 @@ from semel.memory.sink import MemorySink
 from semel.pipeline.driver import Driver
 from semel.pipeline.ledger import CycleState
 from semel.pipeline.sink import SinkFatal
+from tests.snapshots import compare, normal
 from tests.unit.cli.cli_world import MODULE, Shell, World, publish, shell_for
 
 WHY = ("--why", "keys were taken", "--who", "ann")
@@ -167,7 +168,7 @@ def test_rows_that_a_sink_holds_and_refuses_are_abandoned_and_said(world, shell)
     shell.ask("recover", *WHY, "--yes")
 
 
-def test_a_finished_cycle_is_undone_once_and_said(monkeypatch):
+def test_a_finished_cycle_is_undone_once_and_said(monkeypatch, tmp_path):
     world = World().start()
     world.run()
     world.run()
@@ -181,6 +182,8 @@ def test_a_finished_cycle_is_undone_once_and_said(monkeypatch):
     assert len(world.sinks[0].visible) == 6, "nothing was changed"
     done = shell.ask(*undo, "--yes")
 
+    documents = {"cycle undo --dry-run": plan, "cycle undo": done}
+    compare("undo", {name: normal(document, tmp_path) for name, document in documents.items()})
     assert (done["decided_by"], done["plan"]["undone_before"]) == ("shop/main-undo", False)
     assert sorted(world.sinks[0].visible) == ["g1.b1-0", "g1.b1-1", "g1.b1-2"]
     assert "g1.b0: left undo, right undo" in " ".join(shell.read("history").split())

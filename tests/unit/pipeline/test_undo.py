@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from semel.crashpoints import PIPELINE_POINTS, CrashPoint
+from semel.crashpoints import CrashPoint
 from semel.errors import LeaseHeld, Misuse, NeedsOperator
 from semel.files.sink import FilesSink
 from semel.lease import Owner
@@ -25,6 +25,7 @@ from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId
 from semel.testing.crash import Crash, crash_at
 from semel.testing.local import local_stage
+from tests.points import PIPELINE_POINTS
 
 WHO = {"who": "ann", "why": "wrong rates"}
 
