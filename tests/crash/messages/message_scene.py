@@ -1,148 +1,104 @@
-"""A pipeline of messages without Spark: seven batches, a handler that fails, and what must be true.
-
-The pass is a script of its own: it knows of the sink only what `ComeBack` and `SeenClaim` say.
-"""
+"""A pipeline of messages without Spark: the pass, the sinks, and what must be true in the end."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-import psycopg
 import pyarrow as pa
 
 from semel.arrow.changes import to_batch
+from semel.codec import FromPayload, Reading
 from semel.lease import Takeover
 from semel.memory.ledger import MemoryLedger
-from semel.messaging.changes import ComeBack, MessageChange, Op, SeenClaim, SeenWaiting, detail_of
-from semel.messaging.handle.claims import ClaimState
+from semel.message import Coordinates, Message, Record
+from semel.messaging.failure import (
+    CLASSIFICATION,
+    NonRetryableMessageError,
+    RetryableMessageError,
+)
+from semel.messaging.handle.claims import SKIPPED
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.driver import CycleReplayed, Driver, Settings
 from semel.pipeline.source import BatchRange
 from semel.pipeline.twophase import Backoff, one_by_one
 from semel.pipeline.txn import CycleId, SinkTxnId
+from semel.policy.vocabulary import GapPolicy, GiveUp, RetryMode
 from semel.postgres.connect import pool
 from semel.postgres.messages import MessagesSink
 from semel.postgres.sink import PostgresSink
-from semel.sql.database import SqlDatabase
+from semel.spark.messages.handling import (
+    Arrival,
+    MessagePass,
+    PassSettings,
+    Send,
+    stored_record,
+)
+from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash
+from tests.unit.postgres.messages.message_place import connect, make_tables
 
 CONSUMER: Final = "indexer"
 TASKS: Final = 2
-FAILS: Final = {"b1": 2}
+ATTEMPTS: Final = 3
+FAILS: Final = {"b1": 2, "f1": ATTEMPTS}
 """How often the handler fails at a message."""
 
 POISON: Final = "d1"
-"""The message that becomes a dead letter."""
-
 BATCHES: Final = (
-    ("a1", "b1", "c1"),
-    ("a2", "b2", "c2"),
+    ("a1", "b1", "c1", "f1"),
+    ("a2", "b2", "c2", "s1"),
     ("a1", "b3", "d1"),
     ("b2", "c3"),
-    ("e1", "e1", "a3"),
+    ("e1", "e1", "a3", "f2"),
     ("b4",),
-    ("c4", "d2", "b1"),
+    ("c4", "a2"),
 )
-"""The ids of the messages; the first letter is the key."""
+"""The ids of the messages: the key, and its version."""
 
-MESSAGES: Final = sorted({name for batch in BATCHES for name in batch})
-HANDLED: Final = [name for name in MESSAGES if name != POISON]
+ENDS: Final = dict.fromkeys(sorted({name for batch in BATCHES for name in batch}), "COMPLETED") | {
+    POISON: "FAILED_TERMINAL",
+    "f1": "PARKED",
+    "f2": "PARKED",  # behind it
+}
+"""What becomes of each message if nobody acts."""
+
+ATTEMPTED: Final = {("b1", 1), ("b1", 2), ("d1", 1), ("f1", 1), ("f1", 2), ("f1", 3)}
+QUESTIONS: Final = {
+    "claims": "SELECT message_id, state, replace(marker, 'BEHIND', '') FROM processed_message "
+    "ORDER BY 1",
+    "ends": "SELECT id, 'COMPLETED' FROM effects UNION ALL "
+    "SELECT message_id, 'PARKED' FROM waiting_message UNION ALL "
+    "SELECT message_id, 'FAILED_TERMINAL' FROM dead_letter ORDER BY 1",
+    "sent": "SELECT key, count(*) FROM outbox_message GROUP BY 1 ORDER BY 1",
+    "versions": "SELECT key, version FROM aggregate_version ORDER BY 1",
+    "order": "SELECT key, array_agg(id ORDER BY number) FROM effects GROUP BY 1 ORDER BY 1",
+    "attempts": "SELECT message_id, number FROM failed_attempt ORDER BY 1, 2",
+    "counts": "SELECT sum(total) FROM cycle_outcome",
+    "left": "SELECT tablename FROM pg_tables WHERE tablename ~ '^stg_' UNION ALL "
+    "SELECT attempt FROM sink_attempt WHERE state = 'prepared' UNION ALL "
+    "SELECT message_id FROM crash_suspect",
+}
 EFFECTS: Final = pa.schema([("id", pa.string()), ("key", pa.string())])
-_BOOKS: Final = "semel"
+SETTINGS: Final = ConsumerSettings(
+    retry=RetryPolicy(ATTEMPTS, 0.0, 0.0, jitter=False, mode=RetryMode.RETRY_TABLE),
+    on_exhausted=GiveUp.PARK,
+    versioned=True,
+    gaps=GapPolicy.ALERT,
+)
+READING: Final = Reading(
+    FromPayload("id"), key_from=FromPayload("key"), version_from=FromPayload("version")
+)
+LEASE_SECONDS: Final = 30.0
 
 
-@dataclass
-class Pass:
-    """What the handling of one batch changes, by task."""
-
-    changes: list[list[MessageChange]] = field(default_factory=lambda: [[] for _ in range(TASKS)])
-    effects: list[list[str]] = field(default_factory=lambda: [[] for _ in range(TASKS)])
-    stuck: dict[str, int | None] = field(default_factory=dict)
-    handled: Counter[str] = field(default_factory=Counter)
-    """By key; a key's version is the number of its messages that were handled."""
-
-    def drain(self, back: ComeBack) -> None:
-        """Handle what comes back, in order, until one of its key has to wait again."""
-        queues = {row.key: row.place for row in back.rows}
-        self.stuck |= back.held
-        for row in back.rows:
-            if queues[row.key] and row.key not in self.stuck:
-                attempt = row.attempts + 1
-                if self._succeeds(row.message_id, attempt):
-                    self._change(row, Op.TAKE, "COMPLETED", attempt)
-                else:
-                    self._change(row, Op.AGAIN, "FAILED_RETRYABLE", attempt)
-                    self.stuck[row.key or ""] = queues[row.key]
-
-    def handle(self, batch: tuple[str, ...], offset: int, known: dict[str, SeenClaim]) -> None:
-        """Handle new messages; those of a key that waits go behind it."""
-        seen: set[str] = set()
-        for number, name in enumerate(batch):
-            if name in known or name in seen:
-                continue
-            seen.add(name)
-            if name[0] in self.stuck:
-                self._claim(name, "PARKED", 0)
-                self._wait(name, offset + number, "behind", 0)
-            elif name == POISON:
-                self._claim(name, "FAILED_TERMINAL", 1)
-                detail = detail_of(payload=name.encode(), topic="events", reason="poison")
-                self._add(name, MessageChange(Op.LETTER, name, payload_hash="h", detail=detail))
-                detail = detail_of(number=1, failure_class="poison")
-                self._add(name, MessageChange(Op.ATTEMPT, name, detail=detail))
-            elif self._succeeds(name, 1):
-                self._claim(name, "COMPLETED", 1)
-            else:
-                self._claim(name, "FAILED_RETRYABLE", 1)
-                self.stuck[name[0]] = None
-                self._wait(name, offset + number, "retry", 1)
-
-    def finish(self, versions: Mapping[str, int | None]) -> None:
-        """Raise the version of every key by the number of its messages that were handled."""
-        for key, number in self.handled.items():
-            seen = versions.get(key)
-            change = MessageChange(Op.VERSION, key=key, version=(seen or 0) + number)
-            change.seen_version = seen
-            self._add(key, change)
-
-    def _task(self, name: str) -> int:
-        return ord(name[0]) % TASKS
-
-    def _add(self, name: str, change: MessageChange) -> None:
-        self.changes[self._task(name)].append(change)
-
-    def _succeeds(self, name: str, attempt: int) -> bool:
-        if attempt <= FAILS.get(name, 0):
-            return False
-        self.effects[self._task(name)].append(name)
-        self.handled[name[0]] += 1
-        sent = detail_of(outbox="outbox", topic="out", payload=b"", headers={})
-        self._add(name, MessageChange(Op.SEND, name, key=name[0], detail=sent))
-        return True
-
-    def _change(self, row: SeenWaiting, op: Op, state: str, attempts: int) -> None:
-        change = MessageChange(op, row.message_id, key=row.key, state=state, attempts=attempts)
-        change.place, change.payload_hash = row.place, row.payload_hash
-        change.seen_state, change.seen_attempts = row.claim_state, row.attempts
-        change.seen_waits = row.waits.value
-        if op is Op.AGAIN:
-            change.detail = detail_of(waits="retry", reason="again")
-        self._add(row.message_id, change)
-
-    def _claim(self, name: str, state: str, attempts: int) -> None:
-        change = MessageChange(Op.CLAIM, name, state=state, attempts=attempts, payload_hash="h")
-        self._add(name, change)
-
-    def _wait(self, name: str, offset: int, waits: str, attempts: int) -> None:
-        change = MessageChange(Op.WAIT, name, key=name[0], payload_hash="h", attempts=attempts)
-        change.state, change.place = "held", self.stuck[name[0]]
-        change.topic, change.partition, change.offset = "events", 0, offset
-        change.detail = detail_of(waits=waits, held=True, payload=name.encode())
-        self._add(name, change)
+def record_of(name: str, offset: int = 0, **more: Any) -> Record:
+    told = {"id": name, "key": name[0], "version": int(name[1:]), **more}
+    return Record(Coordinates("events", 0, offset), json.dumps(told).encode())
 
 
 @dataclass
@@ -150,33 +106,49 @@ class Scene:
     """A database, a ledger, and the processes that come one after the other."""
 
     url: str
-    ledger: MemoryLedger = field(default_factory=MemoryLedger)
-    attempts: int = 0
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    """The ledger's: leases end when a test says so."""
 
-    def connect(self) -> psycopg.Connection:
-        """Return a connection of somebody else."""
-        options = "-c search_path=semel,public"
-        return psycopg.connect(self.url, autocommit=True, options=options)
+    attempts: int = 0
+    repaired: set[str] = field(default_factory=set)
+    """Messages at which the handler fails no more."""
+
+    def __post_init__(self) -> None:
+        self.ledger = MemoryLedger(self.clock)
+        self.of_pass = PassSettings(
+            CONSUMER, self.handle, READING, SETTINGS, CLASSIFICATION, {"effects": 0}, [dict]
+        )
+
+    def handle(self, message: Message) -> Iterator[Any]:
+        if message.id not in self.repaired and "fixed" not in message.payload:
+            if message.id == POISON:
+                raise NonRetryableMessageError("no")
+            if message.attempt <= FAILS.get(message.id, 0):
+                raise RetryableMessageError("not yet")
+        yield "effects", {"id": message.id, "key": message.key}
+        yield Send("out", {}, key=message.key)
 
     def run(self) -> None:
-        """Start a process, recover, and run every batch, and empty ones until nothing waits."""
+        """Start a process, recover, and run every batch, and empty ones while something is due."""
         sinks = [
             PostgresSink(self.url, "effects", name="effects", lock_seconds=0.3),
             MessagesSink(self.url, CONSUMER, lock_seconds=0.3),
         ]
-        backoff = Backoff(tries=4, first_seconds=0.0)
-        settings = Settings(takeover=Takeover.FORCE, cycle_backoff=backoff, commit_backoff=backoff)
-        driver = Driver("indexer", self.ledger, sinks, settings=settings, each=one_by_one)
+        again = Backoff(tries=4, first_seconds=0.0)
+        settings = Settings(
+            LEASE_SECONDS, Takeover.FORCE, cycle_backoff=again, commit_backoff=again
+        )
+        driver = Driver(CONSUMER, self.ledger, sinks, settings=settings, each=one_by_one)
         sinks[0].check(EFFECTS)
         sinks[1].check(None)
         driver.start()
         for number in self._cycles(sinks[1]):
             cycle = CycleId(driver.scope, 1, number)
             batch = BATCHES[number] if number < len(BATCHES) else ()
-            begin = sum(map(len, BATCHES[:number]))
+            begin, before = sum(map(len, BATCHES[:number])), self.attempts
 
-            def stage(txn: SinkTxnId, batch=batch, begin=begin):
-                return self._stage(sinks, txn, batch, begin)
+            def stage(txn: SinkTxnId, batch=batch, begin=begin, before=before):
+                return self._stage(sinks, txn, batch, begin, is_again=self.attempts > before)
 
             span = {"events/0": (begin, begin + len(batch))}
             outcome = driver.run_cycle(cycle, lambda span=span: BatchRange.of_offsets(span), stage)
@@ -186,100 +158,89 @@ class Scene:
     def _cycles(self, messages: MessagesSink) -> Iterator[int]:
         yield from range(len(BATCHES))
         for number in range(len(BATCHES), len(BATCHES) + 10):
-            if not messages.is_due() and not messages.come_back().held:
+            if not messages.is_due():
                 return
             yield number
 
-    def _stage(self, sinks, txn, batch, begin):
+    def _stage(self, sinks, txn, batch, begin, *, is_again):
+        """Handle what comes back and what is new, as an attempt on Spark does."""
         self.attempts += 1
         effects, messages = sinks
-        made = Pass()
-        made.drain(messages.come_back())
         reader = messages.reader()
-        made.handle(batch, begin, dict(reader.claims(sorted(set(batch)))))
-        made.finish(reader.versions(made.handled))
+        is_careful = is_again or bool(reader.suspects())
+        back = messages.come_back()
+        arrivals = [Arrival(stored_record(row), row.key, row) for row in back.rows]
+        arrivals += [Arrival(record_of(n, at), n[0]) for at, n in enumerate(batch, begin)]
         receipts = {sink.name: [] for sink in sinks}
-        for task in range(TASKS):
-            rows = [{"id": name, "key": name[0]} for name in made.effects[task]]
-            staged = [
-                (effects, pa.RecordBatch.from_pylist(rows, schema=EFFECTS)),
-                (messages, to_batch(made.changes[task])),
-            ]
-            for sink, rows_of_task in staged:
+        tasks = 1 if is_again else TASKS
+        for task in range(tasks):
+            passed = MessagePass(
+                self.of_pass,
+                reader,
+                back.held,
+                lambda *outcome: None,
+                is_careful=is_careful,
+                is_alone=is_again,
+            )
+            made = passed.run([one for one in arrivals if ord(one.route) % tasks == task])
+            rows = pa.RecordBatch.from_pylist(made.rows.get(0, []), schema=EFFECTS)
+            changes = to_batch([*made.changes, *passed.finish()])
+            for sink, part in ((effects, rows), (messages, changes)):
                 writer = sink.stager(txn).open(f"t{self.attempts}-{task}")
-                writer.write(rows_of_task)
+                writer.write(part)
                 receipts[sink.name].append(writer.finish())
         return receipts
 
     def survive(self) -> None:
-        """Run to the end, whatever crash is installed; a crash ends the process's sessions."""
+        """Run to the end, or to a crash: it ends the process's sessions, and then its lease."""
         try:
             self.run()
         except Crash:
             pool().close_all()
+            self.clock.advance(LEASE_SECONDS)
 
     def verdicts(
-        self,
-        without_effect: Collection[str] = (),
-        by_others: Collection[str] = (),
+        self, ends: Mapping[str, str] | None = None, by_service: str | None = None
     ) -> list[str]:
         """Return what is wrong in the end.
 
-        *without_effect* are the messages that were skipped, *by_others* those that a service
-        has handled.
+        *ends* are those that differ from `ENDS`, because a person acted; *by_service* is the
+        message that a service has handled.
         """
-        wrong = []
-        with self.connect() as database:
-            effects = database.execute("SELECT id FROM effects ORDER BY number").fetchall()
-            names = [name for (name,) in effects]
-            expected = [name for name in HANDLED if name not in without_effect]
-            if sorted(names) != expected:
-                wrong.append(f"effects {names}")
-            sent = database.execute("SELECT message_id FROM outbox_message ORDER BY 1").fetchall()
-            if sent != [(name,) for name in expected if name not in by_others]:
-                wrong.append(f"sent {sent}")
-            versions = database.execute("SELECT key, version FROM aggregate_version").fetchall()
-            if dict(versions) != Counter(name[0] for name in expected if name not in by_others):
-                wrong.append(f"versions {versions}")
-            letters = database.execute(
-                "SELECT message_id FROM dead_letter UNION ALL SELECT message_id FROM failed_attempt"
-            ).fetchall()
-            if letters != [(POISON,), (POISON,)]:
-                wrong.append(f"letters {letters}")
-            for key in {name[0] for name in names}:
-                of_key = [name for name in names if name[0] == key]
-                if of_key != sorted(of_key):
-                    wrong.append(f"order {of_key}")
-            claims = database.execute(
-                "SELECT message_id, state FROM processed_message ORDER BY 1"
-            ).fetchall()
-            ends = {POISON: ClaimState.FAILED_TERMINAL}
-            if claims != [(name, ends.get(name, ClaimState.COMPLETED)) for name in MESSAGES]:
-                wrong.append(f"claims {claims}")
-            left = database.execute(
-                f"SELECT message_id FROM waiting_message UNION ALL "
-                f"SELECT tablename FROM pg_tables WHERE schemaname = '{_BOOKS}' "
-                f"AND tablename ~ '^stg_' UNION ALL "
-                f"SELECT attempt FROM {_BOOKS}.sink_attempt WHERE state = 'prepared'"
-            ).fetchall()
-            if left:
-                wrong.append(f"left {left}")
-        return wrong
+        acted = ends or {}
+        expected = ENDS | acted
+        handled = [name for name, end in expected.items() if end == "COMPLETED"]
+        applied = {name[0]: int(name[1:]) for name in handled}
+        order = {key: [name for name in handled if name[0] == key] for key in applied}
+        sent = Counter(name[0] for name in handled if name != by_service)
+        wanted: dict[str, Any] = {
+            "claims": [
+                (name, *(("COMPLETED", end) if end == SKIPPED else (end, "")))
+                for name, end in expected.items()
+            ],
+            "ends": [(name, end) for name, end in expected.items() if end != SKIPPED],
+            "sent": sent.items(),
+            "versions": applied.items(),
+            "order": order.items(),
+            "counts": [(sum(map(len, BATCHES)),)],
+            "left": [],
+            "attempts": [one for one in ATTEMPTED if one[0] not in acted],
+        }
+        with connect(self.url) as database:
+            found = {
+                what: database.execute(question.encode()).fetchall()
+                for what, question in QUESTIONS.items()
+            }
+        found["attempts"] = [one for one in found["attempts"] if one[0] not in acted]
+        return [f"{what} {found[what]}" for what in wanted if sorted(wanted[what]) != found[what]]
 
 
 def make_scene(url: str) -> Scene:
     """Create the messaging tables, and the table of the effects."""
-
-    async def create() -> None:
-        database = SqlDatabase(url)
-        await database.create_tables()
-        await database.close()
-
-    asyncio.run(create())
-    scene = Scene(url)
-    with scene.connect() as database:
+    make_tables(url)
+    with connect(url) as database:
         database.execute(
             "CREATE TABLE public.effects (number bigint GENERATED BY DEFAULT AS IDENTITY, "
             "id text PRIMARY KEY, key text)"
         )
-    return scene
+    return Scene(url)

@@ -23,12 +23,20 @@ numbers = count(1)
 def make_tables(url, schema=None):
     """Create the messaging tables, as `semel db create` does."""
 
-    async def create():
-        database = SqlDatabase(url, schema=schema)
-        await database.create_tables()
-        await database.close()
+    asked(url, SqlDatabase.create_tables, schema=schema)
 
-    asyncio.run(create())
+
+def asked(url, question, **options):
+    """Ask in a database of semel's, as a service or a command opens it."""
+
+    async def whole():
+        database = SqlDatabase(url, **options)
+        try:
+            return await question(database)
+        finally:
+            await database.close()
+
+    return asyncio.run(whole())
 
 
 def connect(url):

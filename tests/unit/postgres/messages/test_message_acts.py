@@ -19,9 +19,9 @@ from semel.operate.parking import skip
 from semel.pipeline.sink import SinkOK
 from semel.pipeline.txn import CycleId, Scope
 from semel.postgres.messages import MessagesSink
-from semel.sql.database import SqlDatabase
 from tests.unit.postgres.messages.message_place import (
     CONSUMER,
+    asked,
     claim,
     committed,
     of_waiting,
@@ -39,19 +39,6 @@ ANN = {"actor": "ann", "reason": "it was wrong"}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(audit, "SETTLE_SECONDS", 0.05)
-
-
-def asked(url, question):
-    """Ask in a database of semel's, as a service or a command opens it."""
-
-    async def whole():
-        database = SqlDatabase(url)
-        try:
-            return await question(database)
-        finally:
-            await database.close()
-
-    return asyncio.run(whole())
 
 
 def claimed(url, message_id):
