@@ -59,9 +59,6 @@ class Op(StrEnum):
     SEND = "send"
     """An outgoing message: insert it into the outbox unless it is there."""
 
-    REPLAY = "replay"
-    """A replay's position rises from the one that was seen."""
-
     COUNT = "count"
     """How many offsets of a partition had an outcome in this cycle."""
 
@@ -111,11 +108,11 @@ class MessageChange:
 
     version: int | None = None
     """VERSION: the applied one; GAP: the expected one; CLOSE: up to and without this one;
-    COUNT: the last offset; REPLAY: the new position."""
+    COUNT: the last offset."""
 
     seen_version: int | None = None
     """VERSION: the one that was read; GAP: the one that came; CLOSE: from this one on;
-    COUNT: the first offset; REPLAY: the position that was read."""
+    COUNT: the first offset."""
 
     total: int = 0
     detail: str | None = None

@@ -47,7 +47,7 @@ _DETAIL: Final = """
         correlation_id text, originals text, reason text, exception text, error_code text,
         first_failed_at bigint, owner text, outcome text, needs_review bigint,
         expected_hash text, number bigint, failure_class text, original_key text,
-        outbox text, parent text, parent_key text, failed bigint),
+        outbox text, parent text, parent_key text),
     (SELECT {now} AS now) AS n"""
 
 _STORED: Final = """
@@ -260,17 +260,6 @@ SELECT d.outbox, s.message_id, s.original_id, d.topic, s.key,
         is_exact=False,
     ),
     Statement(
-        "replay",
-        "advance the replays",
-        "s.op = 'replay'",
-        """
-UPDATE {replay_run} AS t
-   SET "cursor" = s.version::text, done = t.done + s.total,
-       failed = t.failed + coalesce(d.failed, 0), updated_at = n.now
-  FROM {rows_of_detail} AND t.consumer = {consumer} AND t.name = s.message_id
-   AND t.state = 'running' AND t."cursor" = coalesce(s.seen_version::text, '')""",
-    ),
-    Statement(
         "count",
         "count the outcomes of the cycle",
         "s.op = 'count'",
@@ -287,7 +276,7 @@ SELECT {consumer}, {scope}, {cycle}, {attempt}, s.topic, s.partition, min(s.seen
 
 TABLES: Final = (
     *("processed_message", "waiting_message", "waiting_key", "dead_letter", "aggregate_version"),
-    *("sequence_gap", "failed_attempt", "outbox_message", "replay_run", "cycle_outcome"),
+    *("sequence_gap", "failed_attempt", "outbox_message", "cycle_outcome"),
     *("consumer_engine", "consumer_member", "crash_suspect"),
 )
 """The messaging tables that these statements, and the registry's, name."""

@@ -119,14 +119,6 @@ def first_version_one(sink, database):
     return MessageChange(Op.VERSION, key="k", version=1)
 
 
-def replay_one(sink, database):
-    database.execute(
-        "INSERT INTO replay_run (name, consumer, selection, state) VALUES "
-        f"('r', '{CONSUMER}', '', 'running')"
-    )
-    return MessageChange(Op.REPLAY, "r", version=10, total=10)
-
-
 CLAIMED = "INSERT INTO processed_message (consumer_name, message_id, state) VALUES"
 WAITING = "INSERT INTO waiting_message (consumer, message_id, waits, held, key) VALUES"
 OVERTAKEN = [
@@ -154,8 +146,6 @@ OVERTAKEN = [
         first_version_one,
         f"INSERT INTO aggregate_version VALUES ('{CONSUMER}', 'k', 1)",
     ),
-    ("replay", replay_one, "UPDATE replay_run SET state = 'stopped'"),
-    ("replay", replay_one, "UPDATE replay_run SET \"cursor\" = '5'"),
 ]
 
 
