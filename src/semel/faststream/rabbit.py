@@ -190,6 +190,7 @@ class DeliverySubscriber(Delivering, RabbitSubscriber):
         began = SYSTEM_CLOCK.monotonic()
         tell_received(arrival, self.queue.name)
         outcome = await self._handle(arrival)
+        self.made.note(outcome)
         tell(arrival, outcome, self.queue.name, SYSTEM_CLOCK.monotonic() - began)
         return outcome
 
