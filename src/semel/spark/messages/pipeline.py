@@ -283,7 +283,10 @@ class MessagePipeline(ExactlyOnce):
         """Return what operators' commands know a consumer by; its handler runs on Spark only."""
 
         async def handle(message: Any, session: Any) -> None:
-            raise Misuse(f"consumer {self.consumer}: a pipeline on Spark runs its handler")
+            raise Misuse(
+                f"consumer {self.consumer}: a pipeline on Spark runs its handler; start it, or "
+                f"see what it makes of a message with the pipeline's try_out"
+            )
 
         told = self.pass_settings
         return Consumer(told.consumer, handle, told.reading, told.settings, replays=self._replays)
