@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -40,6 +41,7 @@ deliverySemantics:
       gaps: retry
       retry: {maxAttempts: 50, initialDelayMs: 1, maxDelayMs: 20, mode: retry-table}
       dlq: {enabled: true, owner: search-team}
+      poison: {maxAttemptsBeforePark: 2}
 """
 SCHEMA = "id string, key string, version long"
 
@@ -50,9 +52,15 @@ def handle(message: Any) -> Any:
         raise RetryableMessageError("not yet")
     if told["hopeless"]:
         raise NonRetryableMessageError("no")
+    if told["parks"] and not Path(told["parks"]).exists():
+        raise ValueError("broken")
     if told["kills"] and not Path(told["kills"]).exists():
         Path(told["kills"]).touch()
         os._exit(9)  # the worker's process, as a broken native library would
+    if told["fells"] and not Path(told["fells"]).exists():
+        Path(told["fells"]).touch()
+        daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+        os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)  # its executor
     yield "effects", {"id": message.id, "key": message.key, "version": message.version}
     yield "files", {"id": message.id, "key": message.key, "version": message.version}
     yield Send("handled", {"id": message.id}, key=message.key)
@@ -137,10 +145,13 @@ def main() -> int:
     parser.add_argument("messages", type=int)
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--master", default="local[2,4]")
+    parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     jars = [*connector_jars(), *(jdbc_jars() if arguments.plain else [])]
-    spark = session("local[2,4]", [f"spark.jars={','.join(map(str, jars))}"])
+    settings = [f"spark.jars={','.join(map(str, jars))}", *arguments.set]
+    spark = session(arguments.master, settings)
 
     def tell(event: Event) -> None:
         words = getattr(event, "outcome", ""), getattr(event, "reason", "")
@@ -153,7 +164,7 @@ def main() -> int:
         .option("subscribe", arguments.topic)
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
-        .option("maxOffsetsPerTrigger", 40)
+        .option("maxOffsetsPerTrigger", 20)
         .load()
     )
     checkpoint = str(arguments.folder / "checkpoint")
@@ -168,6 +179,7 @@ def main() -> int:
         writer = job.write(records).option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(processingTime="100 milliseconds").start()
         stop_when_done(query, arguments.postgres, arguments.messages)
+        print("STARTED", flush=True)
         return query
 
     code = job.run(start)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,21 @@ from confluent_kafka import Producer
 
 from semel import SqlDatabase
 from semel.crashpoints import CrashPoint
-from semel.testing.services import KafkaServer, jdbc_jars
+from semel.errors import Retryable
+from semel.kafka.broker import KafkaBroker
+from semel.lease import Takeover
+from semel.message import Partition
+from semel.operate import audit
+from semel.operate.audit import CycleUnsettled
+from semel.operate.parking import release
+from semel.operate.replay import Replay, ReplayResult, ReplaySettings
+from semel.operate.selection import Offsets
+from semel.testing.services import KafkaServer, SparkCluster, jdbc_jars
 from tests.conftest import require
 from tests.spark.killing import REPOSITORY, end
+from tests.spark.message_job import pipeline
+from tests.spark.test_cluster import QUICK_EXECUTORS
+from tests.unit.postgres.messages.message_place import asked, make_tables
 
 pytestmark = [
     pytest.mark.spark,
@@ -36,16 +51,30 @@ pytestmark = [
 KEYS, VERSIONS = 8, 15
 DEADLINE_SECONDS = 150
 
-SAMPLE = (CrashPoint.COMMIT_TXN_AFTER, CrashPoint.TOKENS_AFTER, CrashPoint.SPARK_BATCH_AFTER)
+PARKED = "k5-4"
+"""The message that is parked until a person repairs what it fails at, with its key behind it."""
+
 _numbers = count(1)
 
 
 class Trouble:
-    """A topic with duplicates, poison, failures and versions in the wrong order; and its job."""
+    """A topic with duplicates, poison, failures and versions in the wrong order; and its job.
 
-    def __init__(self, folder: Path, postgres: str, broker: KafkaServer, seed: int = 1) -> None:
+    One key has a message that is parked, and so the job ends only after `finish` has released it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        postgres: str,
+        broker: KafkaServer,
+        seed: int = 1,
+        *,
+        fells: bool = False,
+    ) -> None:
         self.folder, self.postgres, self.broker = folder, postgres, broker
         self.topic = f"troubles-{next(_numbers)}"
+        self.repaired, self.felled = folder / "repaired", folder / "felled"
         folder.mkdir(parents=True)
         chance = random.Random(seed)
         self.handled: dict[str, tuple[str, int]] = {}
@@ -59,9 +88,11 @@ class Trouble:
                     "id": message_id,
                     "key": key,
                     "version": version,
-                    "fails": chance.choice([0] * 9 + [1, 2]),
+                    "fails": 0 if key == "k5" else chance.choice([0] * 9 + [1, 2]),
                     "hopeless": is_hopeless,
                     "kills": str(folder / "killed") if message_id == "k3-7" else "",
+                    "fells": str(self.felled) if fells and message_id == "k2-9" else "",
+                    "parks": str(self.repaired) if message_id == PARKED else "",
                 }
                 records.append((message_id, told))
                 if is_hopeless:
@@ -70,7 +101,8 @@ class Trouble:
                     self.handled[message_id] = (key, version)
         for _ in range(10):  # the next version of a key overtakes the one before
             at = chance.randrange(len(records) - KEYS)
-            records[at], records[at + KEYS] = records[at + KEYS], records[at]
+            if not records[at][0].startswith("k5"):
+                records[at], records[at + KEYS] = records[at + KEYS], records[at]
         records += chance.sample(records, 15)
         for _ in range(3):
             records.insert(chance.randrange(len(records)), ("", None))
@@ -85,7 +117,7 @@ class Trouble:
                 self.topic, raw, key, place, headers=[("message-id", message_id.encode())]
             )
         assert producer.flush(30) == 0
-        asyncio.run(_create_tables(postgres))
+        make_tables(postgres)
         self.ask("create table effects (id text, key text, version bigint, seq bigserial)")
 
     @property
@@ -113,12 +145,21 @@ class Trouble:
                 start_new_session=True,
             )
 
-    def run(self, *options: str, **environment: str) -> tuple[int, str]:
-        job = self.start(*options, **environment)
-        try:
-            output, _ = job.communicate(timeout=DEADLINE_SECONDS)
-        finally:
-            end(job)
+    def run(
+        self,
+        *options: str,
+        beside: Callable[[subprocess.Popen[str]], object] = lambda job: None,
+        **environment: str,
+    ) -> tuple[int, str]:
+        """Run the job to its end, whatever that is, and *beside* it what a person does."""
+        with ThreadPoolExecutor(1) as person:
+            job = self.start(*options, **environment)
+            try:
+                acting = person.submit(beside, job)
+                output, _ = job.communicate(timeout=DEADLINE_SECONDS)
+            finally:
+                end(job)
+            acting.result()
         return job.returncode, output
 
     def kill_at(self, point: CrashPoint) -> int:
@@ -128,28 +169,57 @@ class Trouble:
         assert Path(once).exists(), f"{point} was not reached: {output}\n{self.last_words()}"
         return code
 
-    def kill_after(self, seconds: float) -> bool:
-        """Kill the job some time after its first cycle; False if it was done before."""
+    def kill_after(self, seconds: float) -> None:
+        """Kill the job some time after its start; it cannot be done, because of what is parked."""
         job = self.start()
         try:
             assert job.stdout is not None
-            for line in job.stdout:
-                if line.startswith("CycleEnded"):
-                    break
-            try:
+            assert any(line.startswith("STARTED") for line in job.stdout), self.last_words()
+            with suppress(subprocess.TimeoutExpired):
                 job.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return True
-            return False
+            assert job.poll() is None, f"it ended by itself: {self.last_words()}"
         finally:
             end(job)
 
     def last_words(self) -> str:
         return (self.folder / "stderr.txt").read_text()[-3000:]
 
-    def finish(self) -> None:
-        code, output = self.run()
+    def finish(self, *options: str) -> None:
+        """Run the job to its end; as soon as it parks, repair and release that."""
+        code, output = self.run(*options, beside=self.release)
         assert code == 0, f"{output}\n{self.last_words()}"
+
+    def release(self, job: subprocess.Popen[str] | None = None) -> None:
+        """Release what is parked, once, or as long as a job runs."""
+        parked = "select message_id from waiting_message where waits = 'parked'"
+        while True:
+            for (message_id,) in self.ask(parked):
+                self.repaired.touch()
+                with suppress(*([] if job is None else [Retryable, CycleUnsettled])):
+                    asked(
+                        self.postgres,
+                        lambda of, one=message_id: release(of, "indexer", one, actor="ann"),
+                    )
+            if job is None or job.poll() is not None:
+                return
+            time.sleep(0.3)
+
+    def replay(self) -> Mapping[ReplayResult, int]:
+        """Replay records that the job has not come to, once its first cycle has ended."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not self.ask("select 1 from cycle_outcome"):
+            assert time.monotonic() < deadline, self.last_words()
+            time.sleep(0.1)
+        consumer = pipeline(self.folder, self.postgres, Takeover.WAIT).as_consumer()
+        which = Offsets(Partition(self.topic, 0), 40, 60)
+        careful = ReplaySettings(canary=())
+
+        async def run(database: SqlDatabase) -> Mapping[ReplayResult, int]:
+            reader = KafkaBroker(self.broker.bootstrap).reader()
+            replay = Replay(consumer, database, which, careful, actor="ann", reader=reader)
+            return (await replay.run()).counts
+
+        return asked(self.postgres, run)
 
     def assert_every_message_has_one_end(self) -> None:
         effects = self.ask("select id, key, version from effects order by seq")
@@ -173,23 +243,41 @@ class Trouble:
         assert left == []
 
 
-async def _create_tables(url: str) -> None:
-    database = SqlDatabase(url)
-    await database.create_tables()
-    await database.close()
-
-
 def test_a_driver_killed_at_one_point_after_another_gives_every_message_one_end(
-    tmp_path: Path, postgres_url: str, kafka_server: KafkaServer
+    tmp_path: Path,
+    postgres_url: str,
+    kafka_server: KafkaServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(audit, "SETTLE_SECONDS", 0.5)
     trouble = Trouble(tmp_path / "job", postgres_url, kafka_server)
 
-    for point in SAMPLE:
+    for point in (CrashPoint.COMMIT_TXN_AFTER, CrashPoint.TOKENS_AFTER):
         assert trouble.kill_at(point) == -signal.SIGKILL
+    with pytest.raises(CycleUnsettled):
+        trouble.release()
+    assert trouble.kill_at(CrashPoint.SPARK_BATCH_AFTER) == -signal.SIGKILL
+    trouble.release()
     # A worker dies, and Spark tries its task again; another one dies of a message.
     assert trouble.kill_at(CrashPoint.STAGE_WRITTEN) == 0
     trouble.finish()
 
+    trouble.assert_every_message_has_one_end()
+
+
+def test_an_executor_killed_while_a_key_is_parked_and_offsets_are_replayed_changes_nothing(
+    tmp_path: Path, postgres_url: str, kafka_server: KafkaServer
+) -> None:
+    trouble = Trouble(tmp_path / "job", postgres_url, kafka_server, fells=True)
+
+    with require(SparkCluster(workers=1).start) as cluster, ThreadPoolExecutor(1) as person:
+        settings = [QUICK_EXECUTORS, *map("=".join, cluster.session_settings.items())]
+        options = [word for setting in settings for word in ("--set", setting)]
+        replayed = person.submit(trouble.replay)
+        trouble.finish("--master", cluster.master_url, *options)
+
+    assert replayed.result()[ReplayResult.SENT] > 0
+    assert trouble.felled.exists()
     trouble.assert_every_message_has_one_end()
 
 
@@ -202,7 +290,7 @@ def test_random_kills_give_every_message_one_end(
     chance = random.Random(seed)
 
     for _ in range(5):
-        trouble.kill_after(chance.uniform(0.0, 4.0))
+        trouble.kill_after(chance.uniform(0.0, 8.0))
     trouble.finish()
 
     trouble.assert_every_message_has_one_end()
@@ -220,13 +308,12 @@ def test_an_owner_that_wakes_after_a_takeover_changes_nothing(
             if line.startswith("CycleEnded"):
                 break
         os.killpg(first.pid, signal.SIGSTOP)
-        code, output = trouble.run("--takeover")
+        trouble.finish("--takeover")
         os.killpg(first.pid, signal.SIGCONT)
         first.wait(60)
     finally:
         end(first)
 
-    assert code == 0, output
     trouble.assert_every_message_has_one_end()
 
 
