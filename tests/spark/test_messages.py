@@ -264,6 +264,19 @@ def test_no_note_is_left_after_a_batch(topic: Topic) -> None:
     assert topic.ask("select message_id from crash_suspect") == []
 
 
+def test_available_now_handles_a_retry_that_is_due_without_new_records(topic: Topic) -> None:
+    later = QUICK.replace("initialDelayMs: 1, maxDelayMs: 50", "initialDelayMs: 60000")
+    topic.put("a1", {"version": 1, "title": "fails once"}, "a")
+    topic.run(topic.pipeline(indexing(), text=later))
+    assert topic.documents() == []
+    topic.ask("update waiting_message set due_at = 1")
+
+    topic.run(topic.pipeline(indexing(), text=later))
+
+    assert topic.documents() == [("a", 1, "fails once")]
+    assert topic.ask("select count(*) from waiting_message") == [(0,)]
+
+
 def test_the_policy_of_the_source_document_runs_both_its_consumers(topic: Topic) -> None:
     def index(message):
         case = message.payload
