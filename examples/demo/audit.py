@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, LiteralString
 
 import psycopg
 import pyarrow.dataset
 from pyarrow.fs import FileSystem, S3FileSystem
 from pyiceberg.catalog import load_catalog
 
-from examples.demo.payments import Payment, read_source, read_topic
+from examples.demo.payments import UNREADABLE, Payment, read_source, read_topic
 from examples.demo.place import Place, Variant
 from examples.demo.progress import SINK_NAMES
 from semel.testing import audit_sinks, services
+
+LETTERS: Final = "SELECT payload FROM semel.dead_letter"
+WAITING: Final = "SELECT count(*) FROM semel.waiting_message"
+
+OVERTAKEN: Final = """
+SELECT count(*) FROM (
+    SELECT version, lag(version) OVER (PARTITION BY account ORDER BY place) AS before FROM entries
+) AS neighbours WHERE version < before
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +61,53 @@ class Counts:
     source_rows: int
     source_cents: int
     sinks: tuple[Count, ...]
+    records: int = 0
+    """In the topic, duplicates and what cannot be read included; 0 if payments come from files."""
+
+    misspelled: int = 0
+    unreadable: int = 0
+    dead_letters: int = 0
+    """Those with the bytes of an unreadable record; -1 if there are others."""
+
+    waiting: int = 0
+    overtaken: int = 0
+    """Rows in Postgres behind a later payment of their account."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether every sink is."""
-        return all(sink.is_clean for sink in self.sinks)
+        """Whether every sink is; of messages, also what became of those that have no rows."""
+        is_clean = all(sink.is_clean for sink in self.sinks)
+        if self.variant is Variant.PLAIN:
+            return is_clean
+        return is_clean and (self.dead_letters, self.waiting, self.overtaken) == (
+            self.unreadable,
+            0,
+            0,
+        )
 
 
 def count(variant: Variant, place: Place) -> Counts:
     """Read the source and every sink, and compare them."""
-    source = read_source(place.input)
-    if place.bootstrap:
-        source = read_topic(place.bootstrap, place.topic)
-    large = [payment for payment in source if payment.is_large]
+    records = read_topic(place.bootstrap, place.topic) if place.bootstrap else []
+    unreadable = [record for record in records if record == UNREADABLE]
+    sent = [Payment(**json.loads(record)) for record in records if record != UNREADABLE]
+    source = list(dict.fromkeys(sent)) if records else read_source(place.input)
+    misspelled = sum(payment != payment.fixed for payment in source)
     found = {"postgres": read_postgres(place.url), "files": read_parquet(place.large)}
     left: dict[str, int] = {}
+    letters: list[bytes] = []
+    waiting = 0
     if variant is Variant.SEMEL:
+        source = [payment.fixed for payment in source]
         found |= {"iceberg": read_iceberg(place), "s3": read_s3(place)}
         left = left_behind(place)
-    expected = {"postgres": source, "iceberg": source, "s3": large, "files": large}
+        if records:
+            found["outbox"] = read_outbox(place.url)
+            letters = [payload for (payload,) in ask(place.url, LETTERS)]
+            ((waiting,),) = ask(place.url, WAITING)
+    large = [payment for payment in source if payment.is_large]
+    expected = {"postgres": source, "iceberg": source}
+    expected |= dict.fromkeys(("s3", "files", "outbox"), large)
     return Counts(
         variant,
         len(source),
@@ -78,14 +117,32 @@ def count(variant: Variant, place: Place) -> Counts:
             for sink, rows in expected.items()
             if sink in found
         ),
+        records=len(records),
+        misspelled=misspelled,
+        unreadable=len(unreadable),
+        dead_letters=-1 if set(letters) - set(unreadable) else len(letters),
+        waiting=waiting,
+        overtaken=ask(place.url, OVERTAKEN)[0][0] if records else 0,
     )
+
+
+def ask(url: str, statement: LiteralString) -> list[tuple[Any, ...]]:
+    """Ask the database."""
+    with psycopg.connect(url) as connection:
+        return connection.execute(statement).fetchall()
 
 
 def read_postgres(url: str) -> list[Payment]:
     """Read what a client of the database sees."""
-    with psycopg.connect(url) as connection:
-        found = connection.execute("SELECT id, account, kind, amount FROM entries")
-        return [Payment(*row) for row in found]
+    return [
+        Payment(*row) for row in ask(url, "SELECT id, account, kind, amount, version FROM entries")
+    ]
+
+
+def read_outbox(url: str) -> list[Payment]:
+    """Read the receipts that are to be sent."""
+    asked = "SELECT payload FROM semel.outbox_message"
+    return [Payment(**json.loads(payload)) for (payload,) in ask(url, asked)]
 
 
 def read_parquet(folder: Path) -> list[Payment]:

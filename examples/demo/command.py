@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -19,15 +21,17 @@ from rich.console import Console
 
 from examples.demo.audit import Counts, count
 from examples.demo.keep import keep, look
+from examples.demo.payments import DUPLICATE_SHARE, MISSPELLED_PAYMENTS
 from examples.demo.pipeline import TABLE, create_iceberg_table
 from examples.demo.place import Place, Variant
+from examples.demo.repair import repair
 from examples.demo.run import DemoFailed, Plan, Run, RunReport
 from examples.demo.screen import open_console, open_screen
 from examples.demo.words import audit_table, number_of, verdict_with_semel, verdict_without
-from semel import errors
+from semel import SqlDatabase, errors
 from semel.testing import services
 
-PER_SECOND: Final = 4_000
+PER_SECOND: Final = 1_500
 PARTITIONS: Final = 2
 
 HEADINGS: Final = {
@@ -124,6 +128,12 @@ def demo(
             f"{plan.total:,} payments in {plan.seconds:g} s from {'Kafka' if broker else 'files'}, "
             f"{number_of(plan.kills, 'kill', 'kills')} of the Spark driver, seed {plan.seed}"
         )
+        if broker:
+            console.print(
+                f"{DUPLICATE_SHARE:.0%} of the records are sent twice, one is not JSON, "
+                f"{MISSPELLED_PAYMENTS} payments are misspelled, some overtake the one before of "
+                f"their account, and a provider is down for a while"
+            )
         server = stack.enter_context(services.PostgresServer(directory=folder / "postgres"))
         store = stack.enter_context(services.SeaweedServer(directory=folder / "store"))
         os.environ.update(store.environment)  # where boto3 looks for keys, here and in drivers
@@ -195,8 +205,18 @@ def _run(
         broker.create_topic(place.topic, PARTITIONS)
     with psycopg.connect(place.url) as connection:
         connection.execute(TABLE)
+    mends = None
+    if broker and variant is Variant.SEMEL:
+        asyncio.run(_create_tables(url))
+        mends = partial(repair, console=console)
     with open_screen(console, HEADINGS[variant]) as screen:
-        return Run(variant, place, plan, screen, temporary).run()
+        return Run(variant, place, plan, screen, temporary, mends).run()
+
+
+async def _create_tables(url: str) -> None:
+    database = SqlDatabase(url)
+    await database.create_tables()
+    await database.close()
 
 
 class _Removal:

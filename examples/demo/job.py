@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from examples.demo.payments import SCHEMA
 from examples.demo.place import Place, Variant
-from semel import events
+from semel import MessagePipeline, events
 from semel.testing import services
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 BatchFunction = Callable[["DataFrame", int], None]
 
 FILES_PER_BATCH: Final = 12
 """Three seconds of payments, so that a backlog is several batches."""
 
-RECORDS_PER_BATCH: Final = 12_000
+RECORDS_PER_BATCH: Final = 6_000
 
 JVM_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1",  # quick to start; the demo never runs long enough for more
@@ -91,32 +92,31 @@ def read(spark: SparkSession, place: Place) -> DataFrame:
         .option("kafka.bootstrap.servers", place.bootstrap)
         .option("subscribe", place.topic)
         .option("startingOffsets", "earliest")
+        .option("includeHeaders", "true")
         .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH)
         .load()
-        .selectExpr(f"from_json(cast(value AS string), '{SCHEMA}') AS payment")
-        .select("payment.*")
     )
 
 
-def start_query(spark: SparkSession, place: Place, function: BatchFunction) -> StreamingQuery:
-    """Start reading; the query stops by itself when the source has ended and all is written."""
+def start_query(writer: DataStreamWriter, place: Place, teller: Teller) -> StreamingQuery:
+    """Start reading; the query stops by itself when all is written and nothing waits."""
     query = (
-        read(spark, place)
-        .writeStream.foreachBatch(function)
-        .option("checkpointLocation", str(place.checkpoint))
+        writer.option("checkpointLocation", str(place.checkpoint))
         .trigger(processingTime="200 milliseconds")
         .start()
     )
-    threading.Thread(target=_stop_at_end, args=(query, place), daemon=True).start()
+    threading.Thread(target=_stop_at_end, args=(query, place, teller), daemon=True).start()
     return query
 
 
-def _stop_at_end(query: StreamingQuery, place: Place) -> None:
+def _stop_at_end(query: StreamingQuery, place: Place, teller: Teller) -> None:
     # The query's own failure is raised where the main thread awaits it.
     with suppress(Exception):
-        while query.isActive and not place.source_ended.exists():
-            time.sleep(0.1)
-        query.processAllAvailable()
+        for end in (place.source_ended, place.mended):
+            while query.isActive and not end.exists():
+                time.sleep(0.1)
+            query.processAllAvailable()
+            teller.tell("AllRead")
         query.stop()
 
 
@@ -137,17 +137,27 @@ def run(variant: Variant, place: Place, teller: Teller) -> int:
     teller.tell("SparkReady")
     match variant:
         case Variant.PLAIN:
-            from examples.demo.plain import plain_function
+            from examples.demo.plain import payments_of, plain_function
 
             function = plain_function(place, lambda sink: teller.tell("Writing", sink=sink))
-            start_query(spark, place, watched(function, teller)).awaitTermination()
+            writer = payments_of(read(spark, place)).writeStream
+            writer.foreachBatch(watched(function, teller))
+            start_query(writer, place, teller).awaitTermination()
             code = 0
         case Variant.SEMEL:
             from examples.demo.pipeline import pipeline
 
             payments = pipeline(place)
             events.EVENTS.subscribe(teller.pass_on)
-            code = payments.run(lambda: start_query(spark, place, watched(payments, teller)))
+
+            def start() -> StreamingQuery:
+                stream = read(spark, place)
+                is_messages = isinstance(payments, MessagePipeline)
+                writer = payments.write(stream) if is_messages else stream.writeStream
+                writer.foreachBatch(watched(payments, teller))
+                return start_query(writer, place, teller)
+
+            code = payments.run(start)
     spark.stop()
     return int(code)
 

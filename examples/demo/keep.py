@@ -27,7 +27,7 @@ from examples.demo.pipeline import pipeline
 from examples.demo.place import Place
 
 os.environ.update({keys!r})
-payments = pipeline(Place(Path(__file__).parent, {url!r}, "", {s3!r}, {catalog!r}))
+payments = pipeline(Place(Path(__file__).parent, {url!r}, {bootstrap!r}, {s3!r}, {catalog!r}))
 '''
 
 
@@ -43,9 +43,8 @@ def keep(
     (folder / PORT_FILE).write_text(json.dumps(ports))
     pipeline = place.folder / "pipeline.py"
     pipeline.touch(mode=0o600)  # the password is in the URL
-    pipeline.write_text(
-        PIPELINE.format(keys=store.environment, url=place.url, s3=place.s3, catalog=place.catalog)
-    )
+    servers = {"bootstrap": place.bootstrap, "s3": place.s3, "catalog": place.catalog}
+    pipeline.write_text(PIPELINE.format(keys=store.environment, url=place.url, **servers))
     semel = "semel" if shutil.which("semel") else Path(sys.executable).with_name("semel")
     say = (
         f"\nEverything is kept in {folder}",

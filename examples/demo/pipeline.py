@@ -1,26 +1,56 @@
-"""The pipeline with semel: Postgres, Iceberg, S3 and Parquet files under one decision."""
+"""The pipelines with semel: Postgres, Iceberg, S3 and Parquet files under one decision."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 
-from examples.demo.payments import LARGE_CENTS
+from examples.demo.handler import POLICY, handle
+from examples.demo.payments import LARGE_CENTS, SCHEMA
 from examples.demo.place import Place
-from semel import ExactlyOnce
+from semel import ExactlyOnce, MessagePipeline, Policy
 from semel.sinks import FilesSink, IcebergSink, PostgresSink, S3Sink
 
 # No primary key, in either variant: nothing but the protocol keeps duplicates out.
-TABLE = "CREATE TABLE entries (id text, account text, kind text, amount bigint, cycle text)"
+TABLE = """
+CREATE TABLE entries (
+    id text, account text, kind text, amount bigint, version bigint, cycle text, place bigserial
+)
+"""
 
-ROWS = "struct(id, account, kind, amount)"
+ROWS = "struct(id, account, kind, amount, version)"
 LARGE_ROWS = f"if(abs(amount) > {LARGE_CENTS}, {ROWS}, null)"
 
 
 def pipeline(place: Place) -> ExactlyOnce:
     """Every payment to Postgres and Iceberg, the large ones to S3 and to Parquet files, too."""
+    return messages(place) if place.bootstrap else rows(place)
+
+
+def messages(place: Place) -> MessagePipeline:
+    """Each record of a topic is a message: once, in order, and what fails waits or is kept."""
+    sinks = [
+        PostgresSink(place.url, table="entries", cycle_column="cycle"),
+        IcebergSink(place.table, catalog="lake", properties=place.lake),
+        S3Sink(place.objects, endpoint=place.s3),
+        FilesSink(place.large),
+    ]
+    return MessagePipeline(
+        "payments",
+        policy=Policy.parse(POLICY),
+        database=place.url,
+        handler=partial(handle, outage=place.outage),
+        sinks=sinks,
+        schemas={sink.name: SCHEMA for sink in sinks},
+        ledger=place.ledger,
+    )
+
+
+def rows(place: Place) -> ExactlyOnce:
+    """Each line of a file is a row, made by Spark."""
     return ExactlyOnce(
         app="payments",
         ledger=place.ledger,
@@ -38,4 +68,5 @@ def create_iceberg_table(place: Place) -> None:
     texts = [pa.field(name, pa.string()) for name in ("id", "account", "kind")]
     with closing(load_catalog("lake", **place.lake)) as catalog:
         catalog.create_namespace(place.folder.name)
-        catalog.create_table(place.table, pa.schema([*texts, pa.field("amount", pa.int64())]))
+        numbers = [pa.field(name, pa.int64()) for name in ("amount", "version")]
+        catalog.create_table(place.table, pa.schema([*texts, *numbers]))

@@ -89,6 +89,16 @@ class Place:
         return self.folder / "source-ended"
 
     @property
+    def mended(self) -> Path:
+        """Exists once nothing waits for a person any more."""
+        return self.folder / "mended"
+
+    @property
+    def outage(self) -> Path:
+        """Exists while the provider is down that the handler asks."""
+        return self.folder / "provider-is-down"
+
+    @property
     def log(self) -> Path:
         """What Spark and Python print."""
         return self.folder / "spark.log"

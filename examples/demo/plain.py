@@ -7,14 +7,30 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from examples.demo.payments import LARGE_CENTS
+from examples.demo.payments import LARGE_CENTS, SCHEMA
 from examples.demo.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
 
-INSERT = "INSERT INTO entries (id, account, kind, amount) VALUES (%s, %s, %s, %s)"
+INSERT = """
+INSERT INTO entries (id, account, kind, amount, version) VALUES (%s, %s, %s, %s, %s)
+"""
+
+
+def payments_of(stream: DataFrame) -> DataFrame:
+    """Read the records of a topic, each one once; what files have is payments already."""
+    if "value" not in stream.columns:
+        return stream
+    return (
+        stream.selectExpr("timestamp", f"from_json(string(value), '{SCHEMA}') AS payment")
+        .select("timestamp", "payment.*")
+        .where("id IS NOT NULL")
+        .withWatermark("timestamp", "1 hour")
+        .dropDuplicatesWithinWatermark(["id"])
+        .drop("timestamp")
+    )
 
 
 def plain_function(place: Place, say: Callable[[str], None]) -> Callable[[DataFrame, int], None]:

@@ -11,7 +11,14 @@ from typing import Any, Final
 from examples.demo.place import Variant
 from semel import RecoveryDecision, Step
 
-SINK_NAMES: Final = {"postgres": "Postgres", "iceberg": "Iceberg", "s3": "S3", "files": "Parquet"}
+SINK_NAMES: Final = {
+    "postgres": "Postgres",
+    "iceberg": "Iceberg",
+    "s3": "S3",
+    "files": "Parquet",
+    "messages": "semel's tables",
+    "outbox": "Outbox",
+}
 
 STEPS: Final[Mapping[Variant, tuple[str, ...]]] = {
     Variant.SEMEL: tuple(Step),
@@ -65,6 +72,12 @@ class Progress:
     """The last batch that any driver has begun."""
 
     is_ready: bool = False
+    stands_still: bool = False
+    """A system that the handler needs is down."""
+
+    ends_read: int = 0
+    """How often the driver has come to the end of all that there was."""
+
     batch: int | None = None
     """The batch under way."""
 
@@ -111,6 +124,14 @@ class Progress:
         match event["event"]:
             case "SparkReady":
                 self.is_ready = True
+            case "AllRead":
+                self.ends_read += 1
+            case "CircuitOpened":
+                self.stands_still = True
+                yield "outage", "the batch stands still: nothing is written, no attempt is counted"
+            case "CircuitClosed":
+                self.stands_still = False
+                yield "restarted", f"the batch goes on after {event['seconds']:.1f} s"
             case "LeaseTaken":
                 self.epoch = event["epoch"]
             case "CycleRecovered":
@@ -129,7 +150,7 @@ class Progress:
                 self.last_done = event["batch"]
                 self.last_steps, self.steps = self.steps, {}
             case "StepFailed":
-                yield "failed", f"cycle {self.batch}, {event['step']}: {event['reason']}"
+                yield "failed", f"cycle {self.batch}, {event['reason']}"
             case "CycleEnded" if event["outcome"] == "replayed":
                 yield "replayed", f"cycle {self.batch} is committed already: nothing written again"
 

@@ -6,10 +6,12 @@ the driver      Spark, in a process group of its own
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -27,11 +29,17 @@ KILL_SECONDS: Final = (0.0, 3.0)
 # A kill that finds no batch under way waits for one, but not for ever.
 IDLE_SECONDS: Final = 3.0
 
+# How long the provider stays away once the pipeline has noticed.
+OUTAGE_SECONDS: Final = 3.0
+
 LOOK_SECONDS: Final = 0.02
 COUNT_SECONDS: Final = 0.5
 
 # For one driver, from its start to its end or its death; ten times what it needs.
 PATIENCE_SECONDS: Final = 150.0
+
+
+ROOT: Final = str(Path(__file__).parents[2])
 
 
 class DemoFailed(Exception):
@@ -110,8 +118,12 @@ class Run:
         plan: Plan,
         screen: Screen,
         temporary: Path | None = None,
+        repair: Callable[[Place], None] | None = None,
     ) -> None:
-        """*temporary* is removed even if this process is killed."""
+        """*temporary* is removed even if this process is killed.
+
+        *repair* is what a person does at the end; where there is one, there is an outage, too.
+        """
         self._plan = plan
         self._temporary = temporary
         self._place = place
@@ -122,6 +134,10 @@ class Run:
         if place.bootstrap:
             self._producer = TopicProducer(place.bootstrap, place.topic, *numbers)
         self._producing_since: float | None = None
+        self._repair = repair
+        self._has_outage = repair is not None
+        self._back_at: float | None = None
+        self._is_repaired = False
         self._moments = plan.moments
         self._progress = Progress(variant, driver=0)
         self._began = time.monotonic()
@@ -170,7 +186,8 @@ class Run:
                 return self._ended(child)
             if time.monotonic() > patience:
                 raise DemoFailed(f"driver {self._progress.driver} is stuck: see {child.log}")
-            if killer.is_due(self._progress):
+            self._mend()
+            if not self._is_in_outage() and killer.is_due(self._progress):
                 child.end(signal.SIGKILL)
                 self._hear(tail)
                 self._killed()
@@ -188,9 +205,40 @@ class Run:
         if self._producing_since is None and self._progress.is_ready:
             self._producing_since = time.monotonic()
         if self._producing_since is not None:
-            self._producer.produce(time.monotonic() - self._producing_since)
+            elapsed = time.monotonic() - self._producing_since
+            if self._has_outage and not self._place.outage.exists():
+                elapsed = min(elapsed, self._plan.seconds / 2)  # the rest meets the outage
+            self._producer.produce(elapsed)
         if self._producer.is_done and not self._moments and not self._place.source_ended.exists():
             self._place.source_ended.touch()
+
+    def _is_in_outage(self) -> bool:
+        """Let the provider be down once, after a batch; return whether that is still to end."""
+        now, progress = time.monotonic(), self._progress
+        if self._has_outage and progress.batches_done and not self._place.outage.exists():
+            self._place.outage.touch()
+            self._note("outage", "the provider that the handler asks is down")
+        elif progress.stands_still and self._back_at is None:
+            self._back_at = now + OUTAGE_SECONDS
+        elif self._has_outage and self._back_at is not None and now > self._back_at:
+            self._place.outage.unlink()
+            self._note("restarted", "the provider is back")
+            self._has_outage = False
+        return self._has_outage or progress.stands_still
+
+    def _mend(self) -> None:
+        """Deal with what is parked, once everything else is handled."""
+        if self._place.mended.exists() or not self._progress.ends_read:
+            return
+        if self._repair is None:
+            self._place.mended.touch()
+        elif not self._is_repaired and self._rows.waiting("retry") == 0:
+            self._note("done", "everything is read; what is parked waits for a person")
+            self._repair(self._place)
+            self._is_repaired = True
+        elif self._is_repaired and self._rows.waiting() == 0:
+            self._note("mended", "nothing waits any more")
+            self._place.mended.touch()
 
     def _killed(self) -> None:
         self._moments.pop(0)
@@ -201,7 +249,7 @@ class Run:
 
     def _ended(self, child: services.Child) -> bool:
         self._remember_rerun()
-        if child.exit_code == 0 and self._place.source_ended.exists():
+        if child.exit_code == 0 and self._place.mended.exists():
             return True
         raise DemoFailed(
             f"driver {self._progress.driver} ended by itself with exit code "
@@ -268,6 +316,12 @@ class RowCount:
             self._next = time.monotonic() + COUNT_SECONDS
         return self._rows
 
+    def waiting(self, waits: str = "%") -> int:
+        """Return how many messages wait: for another attempt, for a person, or for anything."""
+        asked = "SELECT count(*) FROM semel.waiting_message WHERE waits LIKE %s"
+        found = self._connection.execute(asked, [waits]).fetchone()
+        return found[0] if found else 0
+
 
 def start_driver(
     variant: Variant, place: Place, number: int, temporary: Path | None
@@ -281,5 +335,7 @@ def start_driver(
         # Killed, Python and the JVM leave their temporary files; here they go with the folder.
         "TMPDIR": str(place.scratch),
         "PYTHONUNBUFFERED": "1",
+        # Where Spark's Python workers find the handler.
+        "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])),
     }
     return services.Child(command, place.log, environment, temporary=temporary)

@@ -20,6 +20,8 @@ from examples.demo.progress import SINK_NAMES, STEPS, Progress
 STYLES: Final = {
     "kill -9": "bold red",
     "failed": "yellow",
+    "outage": "yellow",
+    "mended": "green",
     "recovered": "bold green",
     "replayed": "green",
     "restarted": "yellow",

@@ -46,7 +46,11 @@ def audit_table(audited: Sequence[Counts], kills: int) -> Table:
 
 def _add_source(table: Table, counts: Counts) -> None:
     rows, amount = f"{counts.source_rows:,}", money(counts.source_cents)
-    table.add_row(Text("source", style="bold"), "all payments", rows, amount)
+    source = Text("source", style="bold")
+    if counts.records:
+        table.add_row(source, "records", f"{counts.records:,}")
+        source = Text("")
+    table.add_row(source, "all payments", rows, amount)
     large = {(sink.expected, sink.expected_cents) for sink in counts.sinks}
     for expected, cents in large - {(counts.source_rows, counts.source_cents)}:
         table.add_row("", "large ones", f"{expected:,}", money(cents))
@@ -85,14 +89,23 @@ def verdict_with_semel(counts: Counts, report: RunReport) -> str:
     """Say in a sentence what semel's run shows, with its scope."""
     killed = number_of(len(report.kills), "kill", "kills")
     if counts.is_clean:
+        messages = (
+            " Each large one has its receipt in the outbox, payments of an account are in order, "
+            "the record that is not JSON is a dead letter, with its bytes, and nothing waits."
+        )
         return (
             f"With semel every payment is in Postgres and in Iceberg once, every large one in S3 "
             f"and in Parquet once, and nothing is left behind, in spite of {killed} of the driver "
-            f"at random moments."
+            f"at random moments.{messages if counts.records else ''}"
         )
+    messages = (
+        f" ({counts.dead_letters} dead letters, {counts.waiting} waiting, {counts.overtaken} out "
+        f"of order)"
+    )
     return (
-        f"With semel the sinks differ from the source after {killed}: that must never happen. "
-        f"Please report it with the folder named below."
+        f"With semel the sinks differ from the source after {killed}"
+        f"{messages if counts.records else ''}: that must never happen. Please report it with the "
+        f"folder named below."
     )
 
 
@@ -103,7 +116,7 @@ def verdict_without(counts: Counts, report: RunReport, plan: Plan) -> str:
         return (
             f"The plain foreachBatch was lucky: this time none of the {killed} came between its "
             f"first write and the end of its batch. Nothing makes that certain; try "
-            f"--seed {plan.seed + 1}."
+            f"--seed {plan.seed + 1}.{_of_messages(counts)}"
         )
     hit = [kill.where for kill in report.kills if kill.batch in report.reruns]
     wrong = [_wrong(sink) for sink in counts.sinks if not sink.is_clean]
@@ -119,7 +132,18 @@ def verdict_without(counts: Counts, report: RunReport, plan: Plan) -> str:
             "A primary key would turn the duplicates in Postgres into a query that fails for ever; "
             "an upsert would hide them there, and nowhere else."
         )
-    return " ".join(parts)
+    return " ".join(parts) + _of_messages(counts)
+
+
+def _of_messages(counts: Counts) -> str:
+    """Say what a plain query makes of messages, apart from repeating them."""
+    if not counts.records:
+        return ""
+    return (
+        f" It has no trace of the record that is not JSON, wrote {counts.misspelled} misspelled "
+        f"payments as they came, and {counts.overtaken:,} rows in Postgres after a later one of "
+        f"their account."
+    )
 
 
 def _wrong(sink: Count) -> str:

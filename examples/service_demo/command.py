@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,8 +17,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from examples.demo.repair import run_semel
+from examples.demo.run import DemoFailed
 from examples.demo.screen import LineScreen, open_console
-from examples.service_demo.run import DemoFailed, Run, Variant
+from examples.service_demo.run import Run, Variant
 from examples.service_demo.traffic import MISSPELLED, NO_RATE, Plan
 from semel.testing import audit_sinks, services
 
@@ -143,19 +142,8 @@ def mend(run: Run, plan: Plan, folder: Path, console: Console) -> None:
     """Deal with what is parked, as an operator does: fix one payment, and deploy a release."""
 
     def semel(*arguments: str) -> None:
-        shown = " ".join(f'"{word}"' if " " in word else word for word in arguments)
-        console.print(f"\n$ semel {shown}", style="bold", soft_wrap=True)
-        environment = {**os.environ, **run.environment, "SEMEL_DATABASE": run.url, "RELEASE": "2"}
-        done = subprocess.run(
-            [sys.executable, "-m", "semel", *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        console.print((done.stdout + done.stderr).rstrip(), markup=False, soft_wrap=True)
-        if done.returncode > 1:  # 1 means that something needs attention
-            raise DemoFailed(f"semel {shown} ended with exit code {done.returncode}")
+        environment = {**run.environment, "RELEASE": "2"}
+        run_semel(console, run.url, *arguments, environment=environment)
 
     wrong = next(payment for payment in plan.payments() if payment.id == MISSPELLED)
     fixed = folder / "fixed.json"

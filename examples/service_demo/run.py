@@ -14,6 +14,7 @@ from typing import Final
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
 
+from examples.demo.run import DemoFailed
 from examples.demo.screen import LINE_SECONDS, LineScreen
 from examples.service_demo.traffic import Plan, Sender
 from semel.testing import services
@@ -23,10 +24,6 @@ OUTAGE_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.02
 PATIENCE_SECONDS: Final = 120.0
 """For a whole run, beyond the time in which records are sent."""
-
-
-class DemoFailed(Exception):
-    """A run did not come to its end."""
 
 
 class Variant(StrEnum):
