@@ -12,7 +12,7 @@ from examples.demo.handler import POLICY, handle
 from examples.demo.payments import LARGE_CENTS, SCHEMA
 from examples.demo.place import Place
 from semel import ExactlyOnce, MessagePipeline, Policy
-from semel.sinks import FilesSink, IcebergSink, PostgresSink, S3Sink
+from semel.sinks import FilesSink, IcebergSink, PostgresSink, S3Sink, TwoPhaseSink
 
 # No primary key, in either variant: nothing but the protocol keeps duplicates out.
 TABLE = """
@@ -26,41 +26,29 @@ LARGE_ROWS = f"if(abs(amount) > {LARGE_CENTS}, {ROWS}, null)"
 
 
 def pipeline(place: Place) -> ExactlyOnce:
-    """Every payment to Postgres and Iceberg, the large ones to S3 and to Parquet files, too."""
-    return messages(place) if place.bootstrap else rows(place)
-
-
-def messages(place: Place) -> MessagePipeline:
-    """Each record of a topic is a message: once, in order, and what fails waits or is kept."""
-    sinks = [
-        PostgresSink(place.url, table="entries", cycle_column="cycle"),
-        IcebergSink(place.table, catalog="lake", properties=place.lake),
-        S3Sink(place.objects, endpoint=place.s3),
-        FilesSink(place.large),
-    ]
+    """Messages of a topic, with a handler; or rows of files, made by Spark."""
+    if not place.bootstrap:
+        return ExactlyOnce("payments", place.ledger, sinks(place, ROWS, LARGE_ROWS))
+    written = sinks(place)
     return MessagePipeline(
         "payments",
         policy=Policy.parse(POLICY),
         database=place.url,
         handler=partial(handle, outage=place.outage),
-        sinks=sinks,
-        schemas={sink.name: SCHEMA for sink in sinks},
+        sinks=written,
+        schemas={sink.name: SCHEMA for sink in written},
         ledger=place.ledger,
     )
 
 
-def rows(place: Place) -> ExactlyOnce:
-    """Each line of a file is a row, made by Spark."""
-    return ExactlyOnce(
-        app="payments",
-        ledger=place.ledger,
-        sinks=[
-            PostgresSink(place.url, table="entries", rows=ROWS, cycle_column="cycle"),
-            IcebergSink(place.table, rows=ROWS, catalog="lake", properties=place.lake),
-            S3Sink(place.objects, rows=LARGE_ROWS, endpoint=place.s3),
-            FilesSink(place.large, rows=LARGE_ROWS),
-        ],
-    )
+def sinks(place: Place, rows: str | None = None, large: str | None = None) -> list[TwoPhaseSink]:
+    """Every payment to Postgres and Iceberg, the large ones to S3 and to Parquet files, too."""
+    return [
+        PostgresSink(place.url, table="entries", rows=rows, cycle_column="cycle"),
+        IcebergSink(place.table, rows=rows, catalog="lake", properties=place.lake),
+        S3Sink(place.objects, rows=large, endpoint=place.s3),
+        FilesSink(place.large, rows=large),
+    ]
 
 
 def create_iceberg_table(place: Place) -> None:

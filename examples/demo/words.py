@@ -99,8 +99,8 @@ def verdict_with_semel(counts: Counts, report: RunReport) -> str:
             f"at random moments.{messages if counts.records else ''}"
         )
     messages = (
-        f" ({counts.dead_letters} dead letters, {counts.waiting} waiting, {counts.overtaken} out "
-        f"of order)"
+        f" ({counts.letters_off} dead letters too many or too few, {counts.waiting} messages "
+        f"waiting, {counts.overtaken} out of order)"
     )
     return (
         f"With semel the sinks differ from the source after {killed}"
