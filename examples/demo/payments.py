@@ -103,6 +103,7 @@ def troubled(seed: int, total: int) -> list[Payment]:
     last: dict[str, int] = {}
     for at, payment in enumerate(sent):
         before = last.pop(payment.account, at)
+        # Not a misspelled one: what overtakes it would use up its attempts while that is parked.
         is_near = 0 < at - before < LATE_BY and payment.kind in wrong and sent[before].kind in wrong
         if is_near and choose.random() < OVERTAKING_SHARE:
             sent[before], sent[at] = payment, sent[before]
