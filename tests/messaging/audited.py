@@ -30,6 +30,9 @@ TABLE = RetryPolicy(
     jitter=False,
     mode=RetryMode.RETRY_TABLE,
 )
+CALM = {"held_retry_seconds": 0.01, "circuit_failures": 0}
+"""Nothing stands still, however many of a few messages fail."""
+
 PARKS = {"on_hopeless": GiveUp.PARK, "on_exhausted": GiveUp.PARK}
 
 
@@ -40,7 +43,7 @@ class Service:
         self.database = world.database
         self.broker = MemoryBroker({"payments": 1})
         self.failures: dict[str, Exception] = {}
-        chosen = ConsumerSettings(**{"retry": TABLE, "held_retry_seconds": 0.01, **settings})
+        chosen = ConsumerSettings(**{**CALM, "retry": TABLE, **settings})
 
         @consumer(BILLING, policy=chosen, id_from=FromHeader("message-id"), mode=mode)
         async def handle(message: Message, session: Any) -> None:

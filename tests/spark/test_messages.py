@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
-_numbers = count(1)
-
 QUICK = """
 deliverySemantics:
   topics: {cases: {key: caseId, ordering: per-key}}
@@ -53,7 +51,7 @@ class Topic:
     """A topic with two partitions, a database with semel's tables, and queries over both."""
 
     def __init__(self, broker: KafkaServer, spark: SparkSession, url: str, folder: Path) -> None:
-        self.name = f"cases-{next(_numbers)}"
+        self.name = f"cases-{uuid.uuid4().hex[:8]}"
         self.broker, self.spark, self.url, self.folder = broker, spark, url, folder
         self._producer = Producer({"bootstrap.servers": broker.bootstrap})
         broker.create_topic(self.name, 2)
