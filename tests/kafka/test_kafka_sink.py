@@ -147,7 +147,7 @@ def sent(sink, *rows, schema=None, batch=0):
     assert sink.commit(txn, outcome.token) == SinkOK()
 
 
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [22, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_crash_at_any_window_loses_and_doubles_nothing(kafka_server, tmp_path, every):
     topics, runs = {}, count(1)
 
