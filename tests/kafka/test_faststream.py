@@ -74,6 +74,15 @@ class World:
             await connection.execute(text("CREATE TABLE payments (id TEXT, amount INTEGER)"))
         await database.close()
 
+    def from_the_end(self, semel):
+        """Declare a subscriber whose group begins at the end of the topic."""
+
+        @semel.subscriber(
+            self.topic, consumer="billing", group_id=self.group, auto_offset_reset="latest"
+        )
+        async def on_paid(event: Paid, session: AsyncSession) -> None:
+            await session.execute(INSERT, event.model_dump())
+
     async def publish(self, *values, headers=()):
         publisher = self.ours.publisher()
         batch = [Outgoing(self.topic, value, key, headers_from(headers)) for key, value in values]
@@ -314,22 +323,15 @@ def test_a_group_that_begins_at_the_end_misses_nothing_after_its_first_start(
 ):
     world = World(kafka_server, tmp_path, partitions=1)
 
-    def declare(semel):
-        @semel.subscriber(
-            world.topic, consumer="billing", group_id=world.group, auto_offset_reset="latest"
-        )
-        async def on_paid(event: Paid, session: AsyncSession) -> None:
-            await session.execute(INSERT, event.model_dump())
-
     async def story():
         await world.prepare()
         await world.publish(encoded(1))
-        first = world.service(declare)
+        first = world.service(world.from_the_end)
         await first.start()
         await until(world.is_at_the_end)
         await first.stop()
         await world.publish(encoded(2))
-        second = world.service(declare)
+        second = world.service(world.from_the_end)
         await second.start()
         await until(world.is_at_the_end)
         await second.stop()
@@ -343,17 +345,10 @@ def test_a_group_that_starts_at_the_end_misses_nothing_of_a_partition_that_is_ad
 ):
     world = World(kafka_server, tmp_path, partitions=1)
 
-    def declare(semel):
-        @semel.subscriber(
-            world.topic, consumer="billing", group_id=world.group, auto_offset_reset="latest"
-        )
-        async def on_paid(event: Paid, session: AsyncSession) -> None:
-            await session.execute(INSERT, event.model_dump())
-
     async def story():
         await world.prepare()
         await world.publish(encoded(1))
-        service = world.service(declare, metadata_max_age_ms=500)
+        service = world.service(world.from_the_end, metadata_max_age_ms=500)
         await service.start()
         await until(world.is_at_the_end)
         admin = world.ours._admin()

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 import pytest
 from sqlalchemy import text
 
-from semel.codec import FromHeader
+from semel.codec import FromHeader, unreadable_id
 from semel.errors import Misuse
 from semel.lease import Owner
 from semel.memory.broker import MemoryBroker
 from semel.memory.ledger import MemoryLedger
-from semel.message import Partition
+from semel.message import Coordinates, Partition, digest_of
 from semel.messaging.handle.claims import (
     Claimed,
     ClaimRequest,
     ClaimState,
+    Failure,
     Locked,
     RunByPipeline,
 )
@@ -298,6 +299,33 @@ def test_a_replay_of_offsets_puts_what_was_never_handled_where_the_pipeline_find
         assert await claim_of(world, "m3") is None
 
     run(database, test)
+
+
+def test_a_replay_of_offsets_refuses_what_has_a_claim_or_a_letter_of_its_bytes(memory):
+    async def test(world):
+        broker = MemoryBroker({"payments": 1})
+        for name in ("m1", "m2", "m3"):
+            headers = {"message-id": name.encode()}
+            broker.put("payments", FIXED, headers=headers, partition=0)
+        failed = Failure(ClaimState.FAILED_TERMINAL, 1, "BAD", 0.0, digest_of(FIXED))
+        async with world.database.begin() as unit:
+            await unit.claims.mark_failed("billing", "m1", failed)
+        await bury(world, unreadable_id(Coordinates("payments", 0, 1)))
+        await take_over(world.database)
+
+        report = await offsets_of(world, broker, canary=()).run()
+
+        assert {result.value: n for result, n in report.counts.items() if n} == {
+            "refused": 2,
+            "sent": 1,
+        }
+        assert [why.rpartition(": ")[2] for why in report.refusals] == [
+            "its claim is FAILED_TERMINAL, without a message",
+            "retry it",
+        ]
+        assert await waiting_of(world, "m1") is await waiting_of(world, "m2") is None
+
+    run(memory, test)
 
 
 @pytest.mark.parametrize(
