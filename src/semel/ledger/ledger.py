@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from semel.errors import InDoubt, LedgerUnavailable
+from semel.errors import InDoubt, LedgerUnavailable, NeedsOperator
 from semel.lease import Owner, Takeover
 from semel.ledger import statements
 from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
@@ -584,19 +584,24 @@ def _txn_of(scope: Scope, row: Row) -> SinkTxnId:
 
 
 def _attempt_of(scope: Scope, row: Row) -> AttemptRecord:
-    read = row["range_read"]
-    return AttemptRecord(
-        txn=_txn_of(scope, row),
-        epoch=row["epoch"],
-        state=CycleState(row["state"]),
-        range=None if read is None else BatchRange.from_json(read),
-        tokens=json.loads(row["tokens"]),
-        rows=json.loads(row["row_counts"]),
-        reason=row["reason"],
-        planned_at=row["planned_at"] / MICROSECONDS,
-        decided_at=_seconds(row["decided_at"]),
-        finished_at=_seconds(row["finished_at"]),
-    )
+    txn = _txn_of(scope, row)
+    try:
+        read = row["range_read"]
+        return AttemptRecord(
+            txn=txn,
+            epoch=row["epoch"],
+            state=CycleState(row["state"]),
+            range=None if read is None else BatchRange.from_json(read),
+            tokens={sink: dict(token) for sink, token in json.loads(row["tokens"]).items()},
+            rows=dict(json.loads(row["row_counts"])),
+            reason=row["reason"],
+            planned_at=row["planned_at"] / MICROSECONDS,
+            decided_at=_seconds(row["decided_at"]),
+            finished_at=_seconds(row["finished_at"]),
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        words = f"{txn}: its row in the ledger was damaged, or changed by hand: restore a backup"
+        raise NeedsOperator(words) from error
 
 
 def _act_of(scope: Scope, row: Row) -> LedgerAct:

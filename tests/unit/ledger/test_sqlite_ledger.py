@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.errors import InDoubt, LedgerUnavailable, LedgerUnusable, Misuse
+from semel.errors import InDoubt, LedgerUnavailable, LedgerUnusable, Misuse, NeedsOperator
 from semel.ledger import sqlite, statements
 from semel.ledger.sqlite import SqliteLedger, network_file_system
 from semel.ledgers import open_ledger
@@ -50,6 +50,31 @@ def test_committed_files_cost_little_more_than_their_names(ledger, path):
 
     assert path.stat().st_size / len(names) < 100  # twice the name, and not its folder
     assert ledger.positions(driver.scope).paths["0"] == {folder + name for name in names}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("tokens", "{"),
+        ("tokens", "[1]"),
+        ("tokens", '{"left": 5}'),
+        ("tokens", '{"left": null}'),
+        ("row_counts", "7"),
+        ("range_read", '{"sources": 5}'),
+        ("range_read", "["),
+    ],
+)
+def test_a_row_that_was_changed_by_hand_needs_an_operator(ledger, path, column, value):
+    driver = LedgerOwner.of(ledger)
+    txn = driver.commit(offsets(0, 1))
+    with closing(sqlite3.connect(path)) as rows:
+        rows.execute(f"UPDATE semel_attempt SET {column} = ?", [value])
+        rows.commit()
+
+    with pytest.raises(NeedsOperator, match="was damaged, or changed by hand"):
+        ledger.attempt(txn)
+    with pytest.raises(NeedsOperator, match="was damaged, or changed by hand"):
+        ledger.history(driver.scope)
 
 
 def test_paths_come_back_as_they_were_whatever_their_folders_are(ledger):
