@@ -102,7 +102,8 @@ def _refuse_owned(ledger: Ledger, scope: Scope, checkpoint: str) -> None:
     way_out = (
         f"if the app has a new name, use `semel app rename --from {owner.app}`"
         if owner.query == scope.query
-        else "every query needs a checkpoint of its own"
+        else f"if it is the same query, call it {owner.query!r} again: under a new name and with a "
+        f"new checkpoint its records would come twice; a second query needs one of its own"
     )
     raise CheckpointRefused(str(scope), f"this checkpoint belongs to {owner}", way_out)
 

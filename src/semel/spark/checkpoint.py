@@ -261,7 +261,8 @@ class Checkpoint:
         elif len(starts) != len(ends):
             raise NeedsOperator(
                 f"checkpoint {self.root}: batch {batch - 1} has {len(starts)} sources and batch "
-                f"{batch} has {len(ends)}: the query was changed; start it with a new checkpoint"
+                f"{batch} has {len(ends)}: the query was changed; change it back, or see the "
+                f"runbook about lost checkpoints before you start it with another one"
             )
         return BatchRange(
             tuple(

@@ -123,6 +123,15 @@ def test_a_checkpoint_with_a_past_of_its_own_is_refused(place):
         place.settle(replace(NEW, batch=42, last_finished=41))
 
 
+def test_a_query_with_a_new_name_is_told_to_keep_the_old_one_and_not_to_begin_anew(used):
+    renamed = Scope(used.scope.ledger, "app", "entries")
+    lease = used.ledger.acquire(renamed, Owner.here(), 30.0)
+    view = replace(NEW, batch=1, range=offsets(10, 20), last_finished=0)
+
+    with pytest.raises(CheckpointRefused, match=r"belongs to app/main; .*call it 'main' again"):
+        settle_generation(used.ledger, lease, view)
+
+
 def test_a_batch_that_spark_calls_done_without_a_commit_is_refused(used):
     view = replace(NEW, batch=2, range=offsets(20, 30), last_finished=1)
 
