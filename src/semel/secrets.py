@@ -24,10 +24,13 @@ HIDDEN: Final = "***"
 _SECRET_NAMES: Final = (
     *("password", "passwd", "pwd", "passphrase", "secret", "token", "credential", "credentials"),
     *("secretkey", "accesskey", "apikey", "accountkey", "privatekey", "signature", "sig"),
+    *("pass", "authorization", "jaasconfig", "keystorekey"),
 )
 _PAIR: Final = re.compile(r"([?&;#])([^=?&;#]*)=([^&;#]*)")
 _KEYWORD: Final = re.compile(r"([\w.%-]+)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&#]+)")
 _PORT: Final = re.compile(r":\d*$|\]$")
+# A password without the at sign and the host: what follows the colon cannot be a port.
+_NO_PORT: Final = re.compile(r"([^/?#,:\[\]]*:)(?!\d*(?:[/?#,]|$))([^/?#]*)")
 _LAST_NAME: Final = re.compile(r"(?:^|[&;#])([^=&;#]*)=[^=&;#]*$")
 
 
@@ -51,7 +54,12 @@ def masked(url: str) -> str:
         return f"{HIDDEN}{at}{place}" if at and "=" not in before else shown
     credentials, at, place = _split_to_hide(rest)
     user, colon, _ = credentials.partition(":")
+    if _is_token(scheme, credentials):
+        user, colon = "", ""
+        at = f"{HIDDEN}{at}"
     hidden = f"{user}{colon}{HIDDEN if colon else ''}{at}"
+    if not at and (port := _NO_PORT.match(place)):
+        place = f"{port[1]}{HIDDEN}{place[port.end() :]}"
     place = _PAIR.sub(lambda pair: _shown(pair[2], f"{pair[1]}{pair[2]}=", pair[3]), place)
     return f"{scheme}://{hidden}{place}"
 
@@ -72,6 +80,17 @@ def resolve(url: str, password: Password = None) -> str:
     if not given:
         return url
     return f"{scheme}://{user}:{quote(given, safe='')}@{place}"
+
+
+def is_ambiguous(url: str) -> bool:
+    """Return whether a driver would take a part of the password for the host or the port.
+
+    It would then show that part in its errors.
+    """
+    _, _, rest = url.partition("://")
+    authority = rest.partition("/")[0]
+    has_no_port = "@" not in authority and _NO_PORT.match(authority) is not None
+    return has_no_port or "@" in _split_credentials(rest)[0]
 
 
 def scrubbed(text: str, url: str) -> str:
@@ -98,7 +117,7 @@ def scrubbed_values(found: Any, scrub: Callable[[str], str]) -> Any:
 
 def _secrets_of(url: str) -> set[str]:
     """Return the secrets of a URL, in every spelling in which they may be quoted."""
-    _, mark, rest = url.partition("://")
+    scheme, mark, rest = url.partition("://")
     if not mark:
         pairs = [(pair[1], pair[3].strip("'")) for pair in _KEYWORD.finditer(url)]
         secrets = [value for name, value in pairs if _is_secret(name)]
@@ -107,9 +126,20 @@ def _secrets_of(url: str) -> set[str]:
     else:
         secrets = [pair[3] for pair in _PAIR.finditer(rest) if _is_secret(pair[2])]
         for split in (_split_credentials, _split_to_hide):
-            secrets.append(split(rest)[0].partition(":")[2])
+            credentials = split(rest)[0]
+            secrets.append(credentials.partition(":")[2])
+            secrets += [credentials] if _is_token(scheme, credentials) else []
+        secrets += [port[2]] if "@" not in rest and (port := _NO_PORT.match(rest)) else []
     plain = {unquote(secret) for secret in secrets} | {unquote_plus(secret) for secret in secrets}
     return {*secrets, *plain, *(quote(secret, safe="") for secret in plain)} - {""}
+
+
+def _is_token(scheme: str, credentials: str) -> bool:
+    """Return whether what comes before the at sign is itself the secret, as some services have it.
+
+    A database's URL has a role's name there.
+    """
+    return scheme.lower().startswith("http") and re.fullmatch(r"[^:/]+", credentials) is not None
 
 
 def _letters(name: str) -> str:

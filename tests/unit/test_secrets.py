@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from semel.secrets import masked, resolve, scrubbed, scrubbed_values
+from semel.secrets import is_ambiguous, masked, resolve, scrubbed, scrubbed_values
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,14 @@ from semel.secrets import masked, resolve, scrubbed, scrubbed_values
         ("postgresql:/u:s3cret@h/db", "***@h/db"),
         ("u:s3cret@h/db", "***@h/db"),
         ("host=h user=a@b passwd = s3cret", "host=h user=a@b passwd = ***"),
+        ("postgresql://u:s3cret", "postgresql://u:***"),
+        ("postgresql://u:s3cret/db", "postgresql://u:***/db"),
+        ("postgresql://h1:1,h2:2/db", "postgresql://h1:1,h2:2/db"),
+        ("postgresql://[::1]:5432/db", "postgresql://[::1]:5432/db"),
+        ("https://s3cret@h/x", "https://***@h/x"),
+        ('kafka://h?sasl.jaas.config=Plain required password="s3cret";', None),
         ("sqlite:///payments.ledger", "sqlite:///payments.ledger"),
+        ("sqlite:///C:/payments.ledger", "sqlite:///C:/payments.ledger"),
         ("memory:", "memory:"),
     ],
 )
@@ -64,6 +71,18 @@ def test_a_url_that_may_be_read_in_two_ways_shows_neither_password_and_still_con
     assert resolve("postgresql://h:5432/db?application_name=a@b", "pw").startswith(
         "postgresql://:pw@h:5432/db?"
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "is_so"),
+    [
+        *((place, True) for place in ("u:p@z@h/db", "u:p/z@h/db", "u:a@b/c@h/db", "u:p@z:1@h/db")),
+        *((place, False) for place in ("u@h/db", "h:5432/db", "u:p@h:1/db", "u:p:w@h/db", ":p@h")),
+        *((place, False) for place in ("u:p%40@h1:1,h2:2/db", "u:p?z@h/db", "h:1,i:2/db?user=a@b")),
+    ],
+)
+def test_a_url_is_refused_if_a_driver_would_take_a_part_of_the_password_for_the_host(place, is_so):
+    assert is_ambiguous(f"postgresql://{place}") == is_so
 
 
 def test_an_argument_wins_over_the_url_and_the_environment(monkeypatch):

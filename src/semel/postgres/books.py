@@ -23,7 +23,7 @@ import psycopg
 from semel.errors import Permanent
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, Tenant
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
-from semel.postgres.connect import Connection
+from semel.postgres.connect import PLAIN, TRUSTED, Connection
 from semel.postgres.statements import PreparedToken, literal, quoted
 
 _KEY: Final = "scope text, sink text, generation bigint, batch bigint"
@@ -218,22 +218,24 @@ class SinkBooks:
 
     def _rights(self, connection: Connection) -> tuple[Any, ...]:
         row = connection.execute(
-            """
+            f"""
             SELECT %(schema)s::text, current_user::text,
                    CASE WHEN n.oid IS NULL
                         THEN has_database_privilege(current_database(), 'CREATE')
                         ELSE has_schema_privilege(n.oid, 'CREATE') END,
                    n.oid IS NOT NULL,
                    n.oid IS NOT NULL AND count(c.oid) = %(count)s,
-                   coalesce(bool_and(may_use AND has_table_privilege(c.oid, 'SELECT')), true),
                    coalesce(bool_and(may_use AND has_table_privilege(c.oid, 'SELECT')
-                                     AND has_table_privilege(c.oid, 'INSERT')), true)
+                                     AND (is_safe OR is_plain)), true),
+                   coalesce(bool_and(may_use AND has_table_privilege(c.oid, 'SELECT')
+                                     AND has_table_privilege(c.oid, 'INSERT') AND is_safe), true)
               FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = %(schema)s
                    LEFT JOIN pg_catalog.pg_class c
                        ON c.relnamespace = n.oid AND c.relname = ANY (%(tables)s),
-                   LATERAL (SELECT has_schema_privilege(n.oid, 'USAGE')) of (may_use)
+                   LATERAL (SELECT has_schema_privilege(n.oid, 'USAGE'),
+                                   {TRUSTED}, {PLAIN}) of (may_use, is_safe, is_plain)
              GROUP BY n.oid
-            """,
+            """.encode(),
             {"schema": self.schema, "tables": list(_TABLES), "count": len(_TABLES)},
         ).fetchone()
         assert row is not None

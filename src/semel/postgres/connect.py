@@ -34,7 +34,7 @@ from psycopg.pq import Conninfo, PGconn, Ping, TransactionStatus
 from semel.errors import Misuse, Permanent, Retryable, SemelError, servers_words
 from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable
 from semel.pipeline.txn import Scope
-from semel.secrets import Password, masked, resolve, scrubbed
+from semel.secrets import Password, is_ambiguous, masked, resolve, scrubbed
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -92,6 +92,16 @@ OWN_PATH: Final = "SET LOCAL search_path TO DEFAULT"
 """The role's own search path, for a table without its schema, and for triggers."""
 
 
+# The owner of a table decides which functions run when somebody writes to it, with the writer's
+# rights: in a trigger, a default, a check.  To read a plain table runs none.
+TRUSTED: Final = """coalesce(pg_has_role(c.relowner, 'MEMBER') OR
+    (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = c.relowner), true)"""
+"""Whether relation *c* is this role's own, that of a role of which it is a member, or absent."""
+
+PLAIN: Final = "c.relkind = 'r' AND NOT c.relrowsecurity"
+"""Whether relation *c* is a table without row security."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The URL and login of a database.  Its repr has no password, but its pickle does."""
@@ -116,6 +126,10 @@ class Address:
         """Resolve the password now, so that executors need no callable."""
         if not url.startswith(("postgresql://", "postgres://")):
             raise Misuse(f"{masked(url)!r} is not a URL such as postgresql://user@host/database")
+        if is_ambiguous(url):
+            raise Misuse(
+                f"{masked(url)} can be read in two ways: in a password, write @ as %40 and / as %2F"
+            )
         return cls(resolve(url, password), masked(url), dict(options), most_connections)
 
     @property

@@ -108,8 +108,7 @@ class SinkDatabase:
 
     def has_books(self, connection: Connection) -> bool:
         """Return whether semel's tables exist; before the first owner they do not."""
-        self._is_ready = self._is_ready or self.books.exist(connection)
-        return self._is_ready
+        return self._is_ready or self.books.exist(connection)
 
     def _get_ready(self, connection: Connection) -> None:
         if not self._is_ready:

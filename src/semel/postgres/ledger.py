@@ -30,7 +30,7 @@ from semel.ledger.ledger import SqlLedger
 from semel.pipeline import rules
 from semel.pipeline.ledger import ScopeLease
 from semel.pipeline.txn import Scope
-from semel.postgres.connect import LOCK_NOT_AVAILABLE, Address, Connection, words
+from semel.postgres.connect import LOCK_NOT_AVAILABLE, PLAIN, TRUSTED, Address, Connection, words
 from semel.secrets import HIDDEN, Password, masked, scrubbed
 
 FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
@@ -69,8 +69,14 @@ _END_LOST: Final = """
     SELECT pg_terminate_backend(pid, 5000)
       FROM pg_stat_activity
      WHERE datname = current_database() AND pid = %(pid)s AND application_name = %(name)s
+       AND usename = session_user
 """
 
+
+_OWNED: Final = f"""
+    SELECT {TRUSTED} AS is_trusted, {PLAIN} AS is_plain
+      FROM pg_class c WHERE c.oid = to_regclass(%(name)s)
+"""
 
 _TRY_SCHEMA: Final = "SELECT pg_try_advisory_xact_lock(hashtext('semel_ledger')) AS locked"
 _POLL_SECONDS: Final = 0.02
@@ -182,7 +188,7 @@ class PostgresDriver:
             pid, name = self._lost
             connection.execute(_END_LOST, {"pid": pid, "name": name})
             self._lost = None
-        return PostgresSession(connection, self._schema, self._lock_seconds)
+        return PostgresSession(connection, self._schema, self._lock_seconds, self.url)
 
     def fault(self, error: Exception) -> SemelError:
         """Translate by SQLSTATE; without one the connection failed."""
@@ -214,7 +220,10 @@ class PostgresSession:
     connection: Connection
     schema: str
     lock_seconds: float
+    url: str
     name: str = ""
+    _is_trusted: bool = True
+    """Whether nothing of another role runs when this one writes to the tables."""
 
     def __post_init__(self) -> None:
         self.backend = self.connection.info.backend_pid
@@ -230,6 +239,8 @@ class PostgresSession:
             TransactionMode.WRITE: "READ COMMITTED READ WRITE",
         }
         self.name = name
+        if mode is TransactionMode.WRITE and not self._is_trusted:
+            raise self._foreign()
         begun = sql.SQL(
             "BEGIN ISOLATION LEVEL {isolation}; SET LOCAL application_name = {name}; "
             "SET LOCAL search_path = {schema}; SET LOCAL lock_timeout = {milliseconds}"
@@ -251,8 +262,20 @@ class PostgresSession:
 
     def has_table(self, name: str) -> bool:
         """Return whether the table exists in the ledger's schema."""
-        found = self.run("SELECT to_regclass(%(name)s) IS NOT NULL AS found", {"name": name})
-        return bool(found[0]["found"])
+        found = self.run(_OWNED, {"name": name})
+        if not found:
+            return False
+        self._is_trusted = found[0]["is_trusted"]
+        if not (self._is_trusted or found[0]["is_plain"]):
+            raise self._foreign()
+        return True
+
+    def _foreign(self) -> LedgerUnusable:
+        return LedgerUnusable(
+            self.url,
+            f"its tables in schema {self.schema} belong to another role, which could make this one "
+            f"run statements: make this role a member of that one, or use another schema",
+        )
 
     def lock_schema(self) -> None:
         """Keep other processes from changing the tables meanwhile; create the schema."""

@@ -290,8 +290,10 @@ WITH RECURSIVE resolved AS (
       FROM resolved r JOIN pg_catalog.pg_type t ON t.oid = r.typ AND t.typtype = 'd')
 SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS sql,
        -- An explicit cast to bit(3) or varchar(3)[] cuts values off; an assignment refuses them.
+       -- With its schema, because another role may have a type of this name.
        CASE WHEN CASE t.typcategory WHEN 'A' THEN e.typcategory ELSE t.typcategory END IN ('S', 'V')
-            THEN pg_catalog.format_type(r.typ, -1)
+                 OR (a.atttypid = r.typ AND a.atttypmod = -1)
+            THEN t.typnamespace::regnamespace::text || '.' || quote_ident(t.typname)
             ELSE pg_catalog.format_type(a.atttypid, a.atttypmod) END AS cast_sql,
        CASE WHEN t.typtype = 'e' OR t.typcategory = 'S' THEN 'text' ELSE t.typname END AS kind,
        CASE WHEN t.typcategory <> 'A' THEN ''

@@ -677,7 +677,7 @@ class _Diversion:
         written = diverted = 0
         for table in self.part.tables:
             where = f" WHERE {REASON} IS NULL" if self.promise.rejects else ""
-            listed = run(self.connection, [f"SELECT ctid::text FROM {table}{where}"])[0]
+            listed = run(self.connection, [f"SELECT ctid::pg_catalog.text FROM {table}{where}"])[0]
             rows = [row for (row,) in listed]
             groups = [rows] if rows else []
             while groups:
@@ -697,7 +697,7 @@ class _Diversion:
 
     def _try(self, table: str, group: Sequence[str]) -> psycopg.Error | None:
         listed = ", ".join(literal(row) for row in group)
-        where = f" WHERE s.ctid OPERATOR(pg_catalog.=) ANY (ARRAY[{listed}]::tid[])"
+        where = f" WHERE s.ctid OPERATOR(pg_catalog.=) ANY (ARRAY[{listed}]::pg_catalog.tid[])"
         try:
             affected(
                 self.connection,
@@ -717,7 +717,7 @@ class _Diversion:
 
     def _reject(self, table: str, row: str, error: psycopg.Error) -> None:
         if self.promise.rejects:
-            place = f"ctid OPERATOR(pg_catalog.=) {literal(row)}::tid"
+            place = f"ctid OPERATOR(pg_catalog.=) {literal(row)}::pg_catalog.tid"
             one = f"(SELECT * FROM {table} WHERE {place})"
             facts = (self.promise, self.books.sink, self.txn.cycle, one)
             run(self.connection, [reject(*facts, words(error), error.sqlstate or "")])
@@ -730,6 +730,6 @@ class _Diversion:
             [
                 f"INSERT INTO {self.reject} (sink_table, cycle, reason, sqlstate, rejected) "
                 f"SELECT {listed}, {as_json()} FROM {table} AS s "
-                f"WHERE s.ctid OPERATOR(pg_catalog.=) {literal(row)}::tid"
+                f"WHERE s.ctid OPERATOR(pg_catalog.=) {literal(row)}::pg_catalog.tid"
             ],
         )

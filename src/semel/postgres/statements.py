@@ -142,6 +142,8 @@ class PreparedToken:
         if {*token} != {each.name for each in fields(cls)} or token["mode"] not in MODES:
             raise NeedsOperator(f"{txn}: the token is not one of this sink's")
         promise = cls(**{name: _as_tuples(value) for name, value in token.items()})
+        if not _are_columns(promise.columns):
+            raise NeedsOperator(f"{txn}: the token's columns are not pairs of texts")
         if (promise.cycle, promise.attempt) != (txn.cycle.label, txn.attempt):
             raise NeedsOperator(
                 f"{txn}: the token belongs to {promise.cycle}.{promise.attempt[:8]}"
@@ -152,6 +154,11 @@ class PreparedToken:
 def hash_of(pieces: Sequence[str]) -> str:
     """Return a hash of the names of pieces, in their order."""
     return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
+
+
+def _are_columns(found: Any) -> bool:
+    pairs = found if isinstance(found, tuple) else [found]
+    return all(isinstance(p, tuple) and [type(part) for part in p] == [str, str] for p in pairs)
 
 
 def _as_tuples(value: Any) -> Any:
@@ -225,7 +232,7 @@ def reject(
     """
     facts = ", ".join(literal(fact) for fact in (sink, promise.target, cycle_text(cycle)))
     reason = literal(why) if why else f"s.{REASON}"
-    row = f"{as_json(REASON, ROW)}::json" if why else f"s.{ROW}::json"
+    row = f"{as_json(REASON, ROW)}::pg_catalog.json" if why else f"s.{ROW}::pg_catalog.json"
     where = "" if why else f" WHERE s.{REASON} IS NOT NULL"
     return (
         f"{insert_reject(promise.rejects)} "
@@ -249,7 +256,7 @@ def newest(promise: PreparedToken, rows: str) -> str:
     version = cast(promise, promise.version_column, "u")
     return (
         f"(SELECT DISTINCT ON ({keys}) u.* FROM {rows} AS u "
-        f"ORDER BY {keys}, {version} DESC NULLS LAST, u::text DESC)"
+        f"ORDER BY {keys}, {version} DESC NULLS LAST, u::pg_catalog.text DESC)"
     )
 
 

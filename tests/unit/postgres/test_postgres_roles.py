@@ -6,9 +6,10 @@ import time
 from contextlib import contextmanager
 
 import psycopg
+import pyarrow as pa
 import pytest
 
-from semel.errors import Permanent
+from semel.errors import LedgerUnusable, Permanent
 from semel.lease import Owner, Takeover
 from semel.ledger.sqlite import SqliteLedger
 from semel.memory.ledger import MemoryLedger
@@ -17,7 +18,7 @@ from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Found, SinkOK
 from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId, Scope
-from semel.postgres.books import lock_key
+from semel.postgres.books import _TABLES, lock_key
 from semel.postgres.connect import pool
 from semel.postgres.database import SinkDatabase
 from semel.postgres.ledger import PostgresLedger
@@ -202,6 +203,61 @@ def test_sessions_that_imitate_a_ledgers_keep_nobody_from_making_or_taking_it(ur
             session.execute("SELECT FROM semel.semel_scope FOR UPDATE")
 
 
+def take_place(url, database, kind):
+    """Make what another role will look for, so that it runs a function of `mallory`."""
+    database.execute(f'GRANT CREATE ON DATABASE "{database.info.dbname}" TO mallory')
+    with psycopg.connect(as_role(url, "mallory"), autocommit=True) as session:
+        session.execute("CREATE SCHEMA ours; GRANT USAGE, CREATE ON SCHEMA ours TO PUBLIC")
+        session.execute(
+            "CREATE FUNCTION ours.trap() RETURNS bigint LANGUAGE plpgsql "
+            "AS $$ BEGIN RAISE EXCEPTION 'trapped'; END $$"
+        )
+        for name, columns in _TABLES.items():
+            session.execute(f"CREATE TABLE ours.{name} ({columns}, x bigint DEFAULT ours.trap())")
+        meta = "only_row integer, version bigint, ledger_id text"
+        session.execute(f"CREATE TABLE ours.semel_ledger_meta ({meta})")
+        session.execute("INSERT INTO ours.semel_ledger_meta VALUES (1, 1, 'theirs')")
+        session.execute(
+            "CREATE TABLE ours.semel_scope (app text, query text, epoch bigint DEFAULT ours.trap())"
+        )
+        if kind == "read":
+            for name in ("sink_place", "semel_ledger_meta"):
+                session.execute(f"ALTER TABLE ours.{name} ENABLE ROW LEVEL SECURITY")
+                session.execute(f"CREATE POLICY p ON ours.{name} USING (ours.trap() = 1)")
+        session.execute("GRANT ALL ON ALL TABLES IN SCHEMA ours TO PUBLIC")
+
+
+@pytest.mark.parametrize("kind", ["read", "written"])
+def test_tables_that_another_role_made_in_our_place_are_not_used(url, database, roles, kind):
+    take_place(url, database, kind)
+    sink = PostgresSink(as_role(url, "payer"), "entries", bookkeeping_schema="ours")
+    ledger = PostgresLedger(as_role(url, "payer"), "ours")
+
+    with pytest.raises(Permanent, match="another role keeps semel's records in schema ours"):
+        Driver("payments", MemoryLedger(), [sink]).start()
+    with pytest.raises(Permanent, match="another role keeps semel's records in schema ours"):
+        sink.check(None)
+    with pytest.raises(LedgerUnusable, match="belong to another role"):
+        ledger.acquire(Scope("theirs", "payments", "main"), Owner.here(), 30)
+
+
+def test_a_ledger_of_another_role_is_read_with_its_grants_and_written_by_its_members(
+    url, database, roles
+):
+    owner, other = (PostgresLedger(as_role(url, role)) for role in ("payer", "mallory"))
+    scope = Scope(owner.ledger_id, "payments", "main")
+    database.execute("GRANT USAGE ON SCHEMA semel TO mallory")
+    database.execute("GRANT ALL ON ALL TABLES IN SCHEMA semel TO mallory")
+
+    assert other.scopes() == []
+    with pytest.raises(LedgerUnusable, match="make this role a member"):
+        other.acquire(scope, Owner.here(), 30)
+
+    database.execute("GRANT payer TO mallory")
+    other.close()
+    assert other.acquire(scope, Owner.here(), 30).epoch == 1
+
+
 @pytest.mark.parametrize("mode", ["staging", "prepared"])
 def test_functions_of_another_role_are_never_called(url, database, roles, mode):
     database.execute("GRANT USAGE ON SCHEMA trap TO payer")
@@ -266,6 +322,35 @@ def test_operators_of_another_role_are_not_called_for_rejected_rows(url, databas
     states = rows_of(database, "SELECT sqlstate FROM bad ORDER BY 1")
     assert states == [("23505",), ("23514",)]
     assert rows_of(database, "SELECT diverted FROM semel.sink_proof") == [(2,)]
+
+
+def test_types_of_another_role_are_not_used(url, database, roles):
+    database.execute("GRANT USAGE ON SCHEMA trap TO payer")
+    for name in ("inet", "tid", "json", "text", "int8", "_inet"):
+        database.execute(
+            f"CREATE DOMAIN trap.{name} AS pg_catalog.{name} CONSTRAINT trapped CHECK (false)"
+        )
+    database.execute(
+        "CREATE TABLE hosts (id bigint PRIMARY KEY, host inet, hosts inet[], version bigint)"
+    )
+    database.execute("GRANT ALL ON hosts TO payer")
+    database.execute(create_rejects("public.bad"))
+    database.execute("GRANT INSERT ON bad TO payer")
+    database.execute("ALTER ROLE payer SET search_path = trap, public, pg_catalog")
+    database.execute("ALTER TABLE hosts ADD CHECK (id > 0)")
+    names = ("id", "host", "hosts", "version")
+    schema = pa.schema([(name, pa.string()) for name in names])
+    given = [dict(zip(names, (n, "10.0.0.1", "{10.0.0.1}", "1"), strict=True)) for n in ("1", "-1")]
+    payer = as_role(url, "payer")
+
+    committed(PostgresSink(payer, "hosts", rejects="bad"), given, schema=schema)
+    newest = [{**given[0], "version": version} for version in ("3", "2", "2")]
+    committed(
+        PostgresSink(payer, "hosts", key="id", version_column="version"), newest, schema=schema
+    )
+
+    assert rows_of(database, "SELECT id, version FROM hosts") == [(1, 3)]
+    assert rows_of(database, "SELECT count(*) FROM bad") == [(1,)]
 
 
 @pytest.mark.parametrize("mode", ["staging", "prepared"])

@@ -6,6 +6,7 @@ import logging
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urlsplit
 
 import psycopg
@@ -15,6 +16,7 @@ import pytest
 from semel.errors import Misuse, Permanent, Retryable
 from semel.pipeline.sink import SinkOK
 from semel.postgres.connect import pool
+from semel.postgres.ledger import PostgresLedger
 from semel.postgres.sink import PostgresSink
 from tests.unit.postgres.pooler import Pooler
 from tests.unit.postgres.postgres_place import (
@@ -103,6 +105,14 @@ def test_no_password_is_told_anywhere(url, database, caplog):
     for text in [*told, caplog.text]:
         assert secret not in text
         assert "pa55%3Aw%2Frd" not in text
+
+
+@pytest.mark.parametrize("password", ["x@s3cret", "12@s3cret:1", "x/s3cret", "x@y/s3cret"])
+def test_a_password_that_the_driver_would_take_for_the_host_is_refused_and_not_shown(password):
+    for made in (partial(PostgresSink, table="t"), PostgresLedger):
+        with pytest.raises(Misuse, match="write @ as %40") as refusal:
+            made(f"postgresql://u:{password}@127.0.0.1:1/db")
+        assert "s3cret" not in str(refusal.value)
 
 
 def test_a_process_uses_few_connections_however_many_cycles_it_runs(url, database):
