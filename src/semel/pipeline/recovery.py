@@ -117,9 +117,11 @@ def check_places(
         if was is None and not is_adopted:
             _refuse_known(sink.name, scope, place, known, configured)
             _refuse_filled(sink.name, scope, place, sink.tenants(), configured)
+    later = {sink.name for sink in sinks}
     for sink in sinks:
+        later.discard(sink.name)
         if isinstance(sink, SharesTransaction):
-            _refuse_parents_apart(sink, sink.name, holders)
+            _check_parents(sink, sink.name, holders, later)
     return found
 
 
@@ -134,10 +136,17 @@ def _refuse_apart(sink: SharesTransaction, place: str, other: str, key: Hashable
         )
 
 
-def _refuse_parents_apart(
-    sink: SharesTransaction, name: str, holders: Mapping[str, tuple[str, Hashable]]
+def _check_parents(
+    sink: SharesTransaction,
+    name: str,
+    holders: Mapping[str, tuple[str, Hashable]],
+    later: Collection[str],
 ) -> None:
-    """Refuse a sink that would not see the new rows of another one, to which its own refer."""
+    """Refuse a sink that would not see the new rows of another one, to which its own refer.
+
+    A parent that comes *later* is only a warning: perhaps its rows are older, or the foreign key
+    is deferred.
+    """
     for place in sink.find_parents():
         parent, key = holders.get(place, ("", sink.transaction_key))
         if key != sink.transaction_key:
@@ -146,6 +155,11 @@ def _refuse_parents_apart(
                 f"not see those of the same batch, because the URLs, roles or bookkeeping schemas "
                 f"differ, and with them the transactions: give both sinks the same ones, and list "
                 f"{parent!r} first"
+            )
+        if parent in later:
+            log.warning(
+                f"sink {parent!r} is listed after sink {name!r}, whose rows refer to its rows by a "
+                f"foreign key: list {parent!r} first, or rows of one batch do not find each other"
             )
 
 

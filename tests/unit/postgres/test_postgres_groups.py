@@ -386,6 +386,19 @@ def test_a_foreign_key_between_two_transactions_is_refused_at_the_start(url, dat
         started([parents, PostgresSink(other, "children", name="children")])
 
 
+def test_a_child_that_is_listed_before_its_parent_is_named_at_the_start(
+    url, database, family, caplog
+):
+    parents, children = couple(url)
+    advice = "list 'parents' first"
+
+    started([parents, children])
+    assert advice not in caplog.text
+    started([children, parents])
+
+    assert advice in caplog.text
+
+
 def test_the_modes_of_a_group_are_one_mode(url, database):
     database.execute("CREATE TABLE parents (id bigint)")
     database.execute("CREATE TABLE children (id bigint, parent bigint)")
@@ -527,6 +540,8 @@ def test_a_record_that_names_a_foreign_table_drops_nothing(url, database):
     [
         ("target", '"public"."precious"'),
         ("columns", [["id", "bigint); DROP TABLE precious; --"], ["amount", ""], ["note", ""]]),
+        ("columns", 5),
+        ("columns", [["id"]]),
         ("write", "ignore"),
         ("pieces", "of other tables"),
     ],
