@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from semel.cli.app import app
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
-from tests.messaging.worlds import make_older
+from tests.messaging.worlds import make_older, make_tables
 from tests.stores.world import DatabaseWorld
 
 
@@ -22,11 +21,7 @@ class CliBooks:
 
     def __init__(self, path: Path) -> None:
         self.url = f"sqlite:///{path}"
-        self.fill(self._create)
-
-    async def _create(self, world: DatabaseWorld) -> None:
-        async with world.database.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
+        make_tables(path)
 
     def fill(self, work: Callable[[DatabaseWorld], Awaitable[Any]]) -> Any:
         """Open the database, do *work*, and close it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import JSON, Text, create_engine, event, text, update
+from sqlalchemy import JSON, Text, case, create_engine, event, or_, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -98,6 +98,13 @@ def template() -> sqlite3.Connection:
     return made
 
 
+def make_tables(path: Path) -> None:
+    """Make a database in a file, with all tables."""
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA synchronous=OFF")
+        template().backup(file)
+
+
 _in_memory: list[SqlDatabase] = []
 
 
@@ -159,8 +166,7 @@ async def memory_world() -> AsyncIterator[DatabaseWorld]:
 @asynccontextmanager
 async def sqlite_world(folder: Path) -> AsyncIterator[DatabaseWorld]:
     path = folder / f"{next(_numbers)}.db"
-    with closing(sqlite3.connect(path)) as file:
-        template().backup(file)
+    make_tables(path)
     async with _opened(f"sqlite:///{path}", waits_for_locks=False) as world:
         yield world
 
@@ -210,6 +216,8 @@ async def _empty(world: DatabaseWorld) -> None:
 @asynccontextmanager
 async def _opened(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseWorld]:
     database = SqlDatabase(url, lock_seconds=0.5)
+    if not database.is_postgres:
+        _do_not_wait_for_the_disk(database.engine)
 
     async def age(seconds: float) -> None:
         await make_older(database.engine, seconds)
@@ -218,6 +226,15 @@ async def _opened(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseW
         yield DatabaseWorld(database, age, waits_for_locks)
     finally:
         await database.close()
+
+
+def _do_not_wait_for_the_disk(engine: AsyncEngine) -> None:
+    """Let SQLite commit without fsync: no test cuts the power."""
+
+    def on_connect(driver: Any, record: Any) -> None:
+        driver.execute("PRAGMA synchronous=OFF")
+
+    event.listen(engine.sync_engine, "connect", on_connect)
 
 
 @asynccontextmanager
@@ -248,7 +265,11 @@ async def make_older(engine: AsyncEngine, seconds: float) -> None:
     async with engine.begin() as connection:
         for name, columns in AGING.items():
             table = metadata.tables[name]
-            for column in columns:
-                where = table.c[column] != 0
-                older = {column: table.c[column] - round(seconds * 1_000_000)}
-                await connection.execute(update(table).where(where).values(older))
+            times = [table.c[column] for column in columns]
+            older = {
+                time: case((time != 0, time - round(seconds * 1_000_000)), else_=time)
+                for time in times
+            }
+            await connection.execute(
+                update(table).where(or_(*(time != 0 for time in times))).values(older)
+            )
