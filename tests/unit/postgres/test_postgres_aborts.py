@@ -49,7 +49,7 @@ def stranded(sink: PostgresSink, first: int, last: int) -> list[SinkTxnId]:
 
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[str]:
-    with PostgresServer(18, {"max_prepared_transactions": "300"}).start() as server:
+    with PostgresServer(18, {"max_prepared_transactions": "300", "fsync": "off"}).start() as server:
         yield server.url
         pool().close_all()
 
