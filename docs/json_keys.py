@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -101,6 +102,7 @@ def keys_of_command(command: str) -> list[Key]:
     return [*added, *keys_of(REPORTS[command])]
 
 
+@cache
 def keys_of(kind: type) -> list[Key]:
     """List the keys that a record of this kind has in JSON."""
     writer = WRITERS.get(kind)
@@ -187,6 +189,7 @@ def _said(kind: type) -> dict[str, str]:
     return said
 
 
+@cache
 def _said_by(kind: type) -> dict[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
