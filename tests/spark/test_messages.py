@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from semel import (
@@ -103,7 +104,9 @@ class Topic:
             self.url, "documents", key=["id"], version_column="version", schema=schema, name=name
         )
 
-    def pipeline(self, handler: Any, consumer: str = "indexer", text: str = QUICK) -> Any:
+    def pipeline(
+        self, handler: Any, consumer: str = "indexer", text: str = QUICK, **how: Any
+    ) -> Any:
         return MessagePipeline(
             consumer,
             policy=Policy.parse(text),
@@ -111,6 +114,7 @@ class Topic:
             handler=handler,
             sinks=[self.sink()],
             tasks=2,
+            **how,
         )
 
 
@@ -175,16 +179,19 @@ def test_messages_are_deduplicated_ordered_and_routed_in_one_decision(topic: Top
     assert sum(number for _, number in counts) == 9
 
 
-def test_a_second_start_skips_what_was_handled(topic: Topic) -> None:
+@pytest.mark.parametrize(("claims", "kept"), [("all", 2), ("lean", 0)])
+def test_a_second_start_skips_what_was_handled(topic: Topic, claims: str, kept: int) -> None:
     topic.put("a1", {"version": 1, "title": "one"}, "a")
-    topic.run(topic.pipeline(indexing()))
+    topic.run(topic.pipeline(indexing(), claims=claims))
     topic.put("a1", {"version": 1, "title": "one"}, "a")
     topic.put("a2", {"version": 2, "title": "two"}, "a")
 
-    topic.run(topic.pipeline(indexing()))
+    topic.run(topic.pipeline(indexing(), claims=claims))
 
     assert topic.documents() == [("a", 2, "two")]
-    assert topic.ask("select count(*) from processed_message") == [(2,)]
+    assert topic.ask("select count(*) from processed_message") == [(kept,)]
+    counts = dict(topic.ask("select outcome, sum(total)::int from cycle_outcome group by 1"))
+    assert counts == {"success": 2, "duplicate_skipped": 1}
 
 
 def test_a_batch_stands_still_while_a_dependency_is_down_and_the_query_lives(topic: Topic) -> None:
@@ -339,6 +346,26 @@ def test_spark_makes_the_rows_where_there_is_no_handler(topic: Topic) -> None:
     assert topic.documents() == [("a", 1, "one"), ("d", 7, "four")]
     letters = topic.ask("select message_id, error_code from dead_letter order by 2")
     assert [code for _, code in letters] == ["DESERIALIZATION_FAILED", "REJECTED"]
+
+
+def test_an_expression_that_raises_ends_the_batch_with_the_message_in_words(topic: Topic) -> None:
+    pipeline = MessagePipeline(
+        "indexer",
+        database=topic.url,
+        columns={"version": "cast(get_json_object(string(value), '$.version') as bigint)"},
+        sinks=[PostgresSink(topic.url, "documents", "struct(string(key) as id, version)")],
+        tasks=2,
+    )
+    for number in range(20):
+        topic.put(f"m{number}", {"version": "seven" if number == 13 else number}, f"k{number % 3}")
+
+    with pytest.raises(StreamingQueryException):
+        topic.run(pipeline)
+
+    told = str(pipeline.failure)
+    assert "CAST_INVALID_INPUT" in told
+    assert f"raises is 'm13', {topic.name}/" in told
+    assert "seven" not in told
 
 
 def test_messages_of_a_schema_registry_are_read_by_the_workers(

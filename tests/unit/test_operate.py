@@ -6,6 +6,7 @@ import pytest
 
 from semel import operate
 from semel.crashpoints import CrashPoint
+from semel.memory.sink import MemorySink
 from tests.unit.cli.cli_world import World
 
 
@@ -44,3 +45,23 @@ def test_a_script_verifies_what_readers_see(stranded):
     )
 
     assert (found.cycles, found.needs_attention) == (2, False)
+
+
+class Large(MemorySink):
+    """A sink with too many claims, or one that does not answer."""
+
+    def outgrown(self) -> str:
+        if self.name == "silent":
+            raise OSError("no answer")
+        return "too many claims" if self.name == "large" else ""
+
+
+def test_sinks_say_what_they_have_outgrown(stranded):
+    sinks = [Large(name) for name in ("small", "large", "silent")]
+
+    (scope,) = operate.status.status_of(stranded.ledger, sinks=sinks).scopes
+
+    assert scope.outgrown == [
+        "too many claims",
+        "it is not known how much is kept: OSError: no answer",
+    ]

@@ -38,6 +38,9 @@ class Op(StrEnum):
     CLAIM = "claim"
     """A delivered message is new: insert its claim."""
 
+    LEAN = "lean"
+    """A delivered message is new and has passed: insert its lean claim."""
+
     WAIT = "wait"
     """A message begins to wait: insert its row, behind those of its key that were seen."""
 

@@ -196,6 +196,9 @@ class Consumer:
     replays: ReplayRules = field(default_factory=ReplayRules)
     """The replay rules of its policy; empty without a policy."""
 
+    rehearse: Callable[[Message], Any] | None = None
+    """What a dry run calls instead of the handler, where that does not run beside a session."""
+
     pace: Pace = field(default_factory=Pace, init=False, repr=False, compare=False)
     """The size of its savepoints, by recent failures."""
 

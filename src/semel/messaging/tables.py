@@ -11,6 +11,7 @@ to it in the user's own transactions: a service with tenants may set another pat
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -86,3 +87,8 @@ def checked(schema: str) -> str:
     if not 0 < len(schema.encode()) <= LONGEST_NAME or "\0" in schema:
         raise Misuse(f"a schema's name has 1 to {LONGEST_NAME} bytes, got {schema!r}")
     return schema
+
+
+def lean_prefix(consumer: str) -> str:
+    """Return how the tables of a consumer's lean claims are called; the day follows: 20261119."""
+    return f"lean_claim_{hashlib.sha256(consumer.encode()).hexdigest()[:16]}_"

@@ -7,9 +7,10 @@ outside of its database really happens.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from semel.message import Message
 from semel.messaging.database import Unit
@@ -80,6 +81,12 @@ async def dry_run(consumer: Consumer, database: OperatorDatabase, message: Messa
         Retryable: the database does not answer.
     """
     attempt = Attempt(consumer, message)
+    if consumer.rehearse is not None:
+        async with database.begin() as unit:
+            stands = await _stands(unit, attempt)
+        # In a thread, because the handler may have a loop of its own.
+        rehearsed: DryRun = await asyncio.to_thread(consumer.rehearse, attempt.message)
+        return replace(rehearsed, claim=stands)
     claim: ClaimState | None = None
     changes: list[RowChange] = []
     outgoing: Sequence[OutboxEntry] = ()

@@ -171,6 +171,9 @@ class Pruned:
     claims: int = 0
     """Deleted; likewise the following."""
 
+    days: int = 0
+    """Of lean claims: each has a table of its own."""
+
     dead_letters: int = 0
     """Dead letters that expired; the audit trail names each."""
 
@@ -285,6 +288,7 @@ def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
     # Records about deleted messages are deleted after the messages.
     return [
         ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch, claims)),
+        ("days", lambda unit: unit.claims.drop_days(consumer, ttl)),
         ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch, inbox)),
         ("attempts", lambda unit: unit.attempts.delete_gone(consumer, ttl, batch, attempts)),
         ("keys", lambda unit: unit.waiting.forget_keys(consumer, ttl, batch)),

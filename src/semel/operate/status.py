@@ -22,7 +22,7 @@ from semel.pipeline.ledger import (
     mark_of,
 )
 from semel.pipeline.recovery import REMEMBERED
-from semel.pipeline.sink import REJECTED, TwoPhaseSink
+from semel.pipeline.sink import REJECTED, Grows, TwoPhaseSink
 from semel.pipeline.source import BatchRange, SourceKind
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
@@ -143,6 +143,9 @@ class ScopeStatus:
     given_up: dict[str, int] = field(default_factory=dict)
     """By sink: the rows of remembered cycles that an operator gave up, and that are not there."""
 
+    outgrown: list[str] = field(default_factory=list)
+    """What is too large for how it is kept, as the sinks say; only with the pipeline."""
+
     @property
     def needs_attention(self) -> bool:
         """Return whether there are open cycles and no live owner works on them."""
@@ -250,10 +253,15 @@ def status_of(
     scopes: Iterable[Scope] | None = None,
     files: Files = Files.LEFT_OUT,
     clock: Clock = SYSTEM_CLOCK,
+    sinks: Iterable[TwoPhaseSink] = (),
 ) -> Status:
-    """Ask the ledger where *scopes* stand, or every scope it has; changes nothing."""
+    """Ask the ledger where *scopes* stand, or every scope it has; changes nothing.
+
+    *sinks* are those of all of them; they say what they have outgrown.
+    """
     which = ledger.scopes() if scopes is None else scopes
-    found = [_of_scope(ledger, scope, files, clock.now()) for scope in which]
+    outgrown = [words for sink in sinks if isinstance(sink, Grows) and (words := _outgrown(sink))]
+    found = [_of_scope(ledger, scope, files, clock.now(), outgrown) for scope in which]
     return Status(ledger.url, ledger.ledger_id, found)
 
 
@@ -414,7 +422,16 @@ def _beside(scope: Scope, what: str) -> Scope:
     return Scope(scope.ledger, scope.app, query)
 
 
-def _of_scope(ledger: Ledger, scope: Scope, files: Files, now: float) -> ScopeStatus:
+def _outgrown(sink: Grows) -> str:
+    try:
+        return sink.outgrown()
+    except Exception as error:  # noqa: BLE001  one sink's silence must not hide what the ledger knows
+        return f"it is not known how much is kept: {reason_of(error)}"
+
+
+def _of_scope(
+    ledger: Ledger, scope: Scope, files: Files, now: float, outgrown: list[str]
+) -> ScopeStatus:
     record = ledger.scope_record(scope)
     still_open = ledger.open_attempts(scope)
     newest = ledger.history(scope, 1)
@@ -435,6 +452,7 @@ def _of_scope(ledger: Ledger, scope: Scope, files: Files, now: float) -> ScopeSt
         last=newest[0] if newest else None,
         rejected=_rejected(ledger, scope),
         given_up=_given_up(ledger, scope),
+        outgrown=outgrown,
     )
 
 

@@ -629,6 +629,9 @@ class OperatorClaims(ProcessedMessageStore, Protocol):
         *sweep*: only claims after the place that it reached.
         """
 
+    async def drop_days(self, consumer: str, older_than_seconds: float) -> int:
+        """Drop the lean claims of the days that ended before that; return how many days."""
+
 
 class OperatorAttempts(FailedAttempts, Protocol):
     """The failed attempts, with what operators ask and change."""

@@ -284,6 +284,14 @@ class ReplacesRows(Protocol):
 
 
 @runtime_checkable
+class Grows(Protocol):
+    """A sink that keeps more and more beside its rows."""
+
+    def outgrown(self) -> str:
+        """Return what is too large for how it is kept, and what takes its place; or nothing."""
+
+
+@runtime_checkable
 class MindsSpeculation(Protocol):
     """A sink that must know whether a task may run twice at the same time."""
 

@@ -17,6 +17,7 @@ from semel.messaging.redact import ERASED_REASON
 from semel.messaging.tables import FIND, found
 from semel.pipeline.txn import SinkTxnId
 from semel.postgres.connect import OWN_PATH, Connection
+from semel.postgres.lean import INSERT
 from semel.postgres.statements import literal, quoted
 
 
@@ -123,6 +124,7 @@ SELECT {consumer}, s.message_id, s.original_id, s.state, s.attempts, s.payload_h
        n.now, n.now
   FROM (SELECT {now} AS now) AS n, {rows}""",
     ),
+    Statement("lean", "insert the lean claims of the new messages", "s.op = 'lean'", INSERT),
     Statement(
         "keys",
         "lock the keys whose messages begin to wait",
@@ -338,15 +340,21 @@ class MessageTables:
         return self.columns.get((table, column), ("", None))[1] or "NULL"
 
     def statement(
-        self, statement: Statement, consumer: str, txn: SinkTxnId, tables: Sequence[str]
+        self,
+        statement: Statement,
+        consumer: str,
+        txn: SinkTxnId,
+        tables: Sequence[str],
+        lean: str = "",
     ) -> str:
-        """Return the SQL of a statement for one attempt."""
+        """Return the SQL of a statement for one attempt; *lean* is the table of lean claims."""
         rows = f"{union(tables)} AS s"
         first_failed = "coalesce(nullif(d.first_failed_at, 0), n.now)"
         never = self.none("waiting_message", "first_failed_at")
         detail = _DETAIL.format(now=self.now)
         facts: dict[str, Any] = {
             **{name: self.table(name) for name in TABLES},
+            "lean": lean,
             "rows": f"{rows} WHERE {statement.rows}",
             "rows_of_detail": f"{rows}, {detail} WHERE {statement.rows}",
             "consumer": literal(consumer),

@@ -19,10 +19,10 @@ import psycopg
 from semel.arrow.changes import arrow_schema
 from semel.errors import Misuse, NeedsOperator, Permanent, Retryable
 from semel.lease import Owner
-from semel.messaging.changes import NAMES, TYPES, ComeBack, SeenClaim, SeenWaiting
+from semel.messaging.changes import NAMES, TYPES, ComeBack, Op, SeenClaim, SeenWaiting
 from semel.messaging.handle.claims import WITHOUT_EFFECT, ClaimState
 from semel.messaging.records import Waits, stored_id
-from semel.messaging.tables import split_schema
+from semel.messaging.tables import lean_prefix, split_schema
 from semel.pipeline.sink import (
     Guarantee,
     Receipt,
@@ -43,6 +43,7 @@ from semel.postgres.connect import (
     translated,
     words,
 )
+from semel.postgres.lean import LeanClaims, LeanDay, asked_of, lean_id
 from semel.postgres.message_statements import STATEMENTS, TABLES, MessageTables, counting
 from semel.postgres.schema import Column, PgType, TargetTable
 from semel.postgres.sink import LOCK_SECONDS, PostgresSink
@@ -99,8 +100,8 @@ class MessagesSink(PostgresSink):
             connect=connect,
         )
         self.consumer = consumer
-        self.remembers_all = True
-        """Messages that pass at their first attempt have claims, too; the pipeline's choice."""
+        self.claims = "all"
+        """How messages that pass at their first attempt are remembered; the pipeline's choice."""
 
         self._messages_schema = schema or named
         self._tables: MessageTables | None = None
@@ -127,6 +128,9 @@ class MessagesSink(PostgresSink):
             ).fetchone()
             == (True,)
         ]
+        makes = f"SELECT pg_catalog.has_schema_privilege({literal(tables.schema)}, 'CREATE')"
+        if self.claims == "lean" and run(connection, [makes])[0] != [(True,)]:
+            lacking.append(f"CREATE ON SCHEMA {tables.schema}")
         if lacking:
             raise Permanent(f"sink {self.name}: the role lacks rights: GRANT {'; '.join(lacking)}")
         return Checked(
@@ -168,9 +172,25 @@ class MessagesSink(PostgresSink):
         """Return the guarantee, as far as it was checked."""
         effect = f"each message of consumer {self.consumer} has one end, with its rows and claims"
         found = replace(guarantee(self._wanted, self._checked), effect=effect)
-        if self.remembers_all:
-            return found
-        return replace(found, weakened_by=(*found.weakened_by, ONLY_FAILED))
+        return replace(found, weakened_by=(*found.weakened_by, *WEAKENED_BY[self.claims]))
+
+    def outgrown(self) -> str:
+        """Return the next way to keep claims, once there are too many for this one."""
+        if self.claims not in _MOST_CLAIMS:
+            return ""
+        most, way = _MOST_CLAIMS[self.claims]
+        names = lean_prefix(self.consumer) if self.claims == "lean" else "processed_message$"
+        with self._database.asking() as connection:
+            [[claims]] = connection.execute(
+                b"SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint "
+                b"FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
+                b"ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname ~ %s "
+                b"AND c.relkind = 'r'",
+                [self._tables_in(connection).schema, f"^{names}"],
+            ).fetchall()
+        if claims <= most:
+            return ""
+        return f"about {claims:,} claims, and up to {most:,} are asked quickly: {way}"
 
     # One transaction
 
@@ -200,7 +220,8 @@ class MessagesSink(PostgresSink):
                 if not rows:
                     continue
                 doing = f"statement {statement.name} ({statement.does})"
-                sql = tables.statement(statement, self.consumer, txn, part.tables)
+                lean = self._lean(tables).today(connection) if statement.name == Op.LEAN else ""
+                sql = tables.statement(statement, self.consumer, txn, part.tables, lean)
                 changed = affected(connection, [sql])[0]
                 if statement.is_exact and changed != rows:
                     return Overtaken(
@@ -232,8 +253,12 @@ class MessagesSink(PostgresSink):
         """Return what tasks ask for claims and versions; it can be pickled."""
         with self._database.asking() as connection:
             tables = self._tables_in(connection)
+            days = self._lean(tables).days(connection) if self.claims == "lean" else ()
         address = replace(self._database.address, has_worked=True)
-        return PostgresReader(address, tables, self.consumer)
+        return PostgresReader(address, tables, self.consumer, days)
+
+    def _lean(self, tables: MessageTables) -> LeanClaims:
+        return LeanClaims(tables.schema, self.consumer)
 
     def come_back(self, limit_rows: int = 10_000, limit_bytes: int = 32 * 2**20) -> ComeBack:
         """Read the queues whose heads are due, within limits; at least one message.
@@ -260,10 +285,29 @@ class MessagesSink(PostgresSink):
         return answer == (True,)
 
 
+LEAN: Final = (
+    "claims='lean': services and commands do not read these claims, so after a hand-over a service "
+    "handles repetitions again; use claims='all' where one may take over"
+)
 ONLY_FAILED: Final = (
     "claims='failed': a repetition of a message that passed is handled again, unless the source's "
     "positions, versions or a state store keep it out; use claims='all' where they do not"
 )
+
+WEAKENED_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "all": (),
+    "lean": (LEAN,),
+    "failed": (ONLY_FAILED,),
+}
+
+_MOST_CLAIMS: Final[Mapping[str, tuple[int, str]]] = {
+    "all": (50_000_000, "keep those of this pipeline with claims='lean', or shorten claims.ttl"),
+    "lean": (
+        5_000_000_000,
+        "use claims='failed' behind dropDuplicatesWithinWatermark, or shorten claims.ttl",
+    ),
+}
+"""By the way claims are kept: how many one server asks while their index is in memory."""
 
 _KINDS: Final = {"integer": "int4", "bigint": "int8", "text": "text"}
 
@@ -397,6 +441,8 @@ class PostgresReader:
     address: Address
     tables: MessageTables
     consumer: str
+    days: Sequence[LeanDay] = ()
+    """Where lean claims are, too."""
 
     def claims(self, message_ids: Sequence[str]) -> Mapping[str, SeenClaim]:
         """Return the claims of those of these messages, by id as it was given, that have one."""
@@ -412,12 +458,32 @@ class PostgresReader:
             f"ON t.consumer_name = %s AND t.message_id = g.id",
             [[*stored], self.consumer],
         )
-        return {
+        found = {
             stored[name]: SeenClaim(
                 ClaimState(state), attempts, digest, is_due, waits, marker not in WITHOUT_EFFECT
             )
             for name, state, attempts, digest, is_due, waits, marker in rows
         }
+        return {**found, **self._lean([one for one in message_ids if one not in found])}
+
+    def _lean(self, message_ids: Sequence[str]) -> Mapping[str, SeenClaim]:
+        """Return the lean claims of these messages; each has half of a payload's hash."""
+        named = {lean_id(stored_id(one)): one for one in message_ids if self.days}
+        asked = [*asked_of(self.days, [*named], self._filter_in)] if named else []
+        if not asked:
+            return {}
+        rows = self._ask(
+            " UNION ALL ".join(
+                f"SELECT id, hash FROM {table} WHERE id = ANY (%b::bytea[])" for table, _ in asked
+            ),
+            [ids for _, ids in asked],
+        )
+        done = ClaimState.COMPLETED
+        return {named[name]: SeenClaim(done, 1, half.hex(), False) for name, half in rows}
+
+    def _filter_in(self, table: str) -> bytes:
+        [[bits]] = self._ask(f"SELECT bits FROM {table}", [])
+        return bytes(bits)
 
     def versions(self, keys: Iterable[str]) -> Mapping[str, int | None]:
         """Return the applied versions of those of these keys that have one, by key as given."""
@@ -459,7 +525,12 @@ class PostgresReader:
     def _ask(self, question: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         where = f"consumer {self.consumer}, for a task"
         with translated(where), session(self.address, "semel") as connection:
-            return connection.execute(question.encode(), values).fetchall()
+            try:
+                return connection.execute(question.encode(), values).fetchall()
+            except psycopg.errors.UndefinedTable as error:
+                if not self.days:
+                    raise
+                raise Retryable(f"{where}: retention has dropped a day: {words(error)}") from None
 
 
 def _due_heads(tables: MessageTables) -> str:

@@ -33,6 +33,7 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Executable,
+    Float,
     FromClause,
     Insert,
     Integer,
@@ -50,6 +51,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
     true,
     update,
 )
@@ -82,7 +84,7 @@ from semel.messaging.handle.claims import (
 )
 from semel.messaging.records import SPARK, original_id, stored_id
 from semel.messaging.redact import reason_of
-from semel.messaging.tables import FIND, found
+from semel.messaging.tables import FIND, found, lean_prefix
 from semel.operate.stores import plain
 from semel.policy.vocabulary import StalePolicy
 from semel.sql.engine import LOCK_SECONDS, SUPPORTED
@@ -361,6 +363,18 @@ _OLD: Final = (
     .with_for_update(skip_locked=True, of=processed_message)
     .cte("old")
 )
+
+# A day is over when the next one begins.  Its table is beside that of the other claims.
+_OLD_DAYS: Final = text("""
+SELECT format('"%s"."%s"', n.nspname, c.relname)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname ~ :names AND c.relkind = 'r'
+   AND c.relnamespace = (SELECT p.relnamespace FROM pg_catalog.pg_class p
+                          WHERE p.oid = to_regclass(concat_ws('.', quote_ident(:space),
+                                                              'processed_message')))
+   AND (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC'
+       < clock_timestamp() - make_interval(secs => :age)
+ ORDER BY c.relname""").bindparams(bindparam("space", type_=Text), bindparam("age", type_=Float))
 
 DELETE_OLD: Final = (
     delete(processed_message)
@@ -745,6 +759,21 @@ class SqlAlchemyProcessedMessageStore:
             done = await self._execute(DELETE_OLD, f"the claims of consumer {consumer}", old)
             deleted += sweep.note(list(done.scalars()), state)
         return deleted
+
+    async def drop_days(self, consumer: str, older_than_seconds: float) -> int:
+        await self._beginning.begin()
+        if not self._beginning.is_postgres:
+            return 0  # only PostgreSQL has a sink for messages
+        what = f"the lean claims of consumer {consumer}"
+        options = await naming_in(self._session, self._schema)
+        space = options.get("schema_translate_map", {}).get(None)
+        asked = {"space": space, "age": older_than_seconds}
+        asked["names"] = f"^{lean_prefix(consumer)}[0-9]{{8}}$"
+        days = list((await self._execute(_OLD_DAYS, what, asked)).scalars())
+        for day in days:
+            names = f'{day}, {day[:-1]}_filter"'
+            await self._execute(text(f"DROP TABLE IF EXISTS {names}"), what, {})
+        return len(days)
 
     @property
     def _may_wait(self) -> bool:

@@ -12,7 +12,8 @@ from tests.unit.cli.cli_world import Shell, World, shell_for
 
 SCOPE_KEYS = {
     "scope", "app", "query", "owner", "generation", "mark", "open", "oldest_open_seconds",
-    "positions", "last", "rejected", "given_up", "needs_attention", "advice",
+    "positions", "last", "rejected", "given_up", "outgrown", "needs_attention",
+    "advice",
 }  # fmt: skip
 ATTEMPT_KEYS = {
     "cycle", "attempt", "state", "epoch", "rows", "reason", "read", "planned_at", "decided_at",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,14 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from semel import MessagePipeline, NonRetryableMessageError, Policy, RetryableMessageError, Send
+from semel import (
+    MessagePipeline,
+    NonRetryableMessageError,
+    Policy,
+    RetryableMessageError,
+    Send,
+    SqlDatabase,
+)
 from semel.codec import FromPayload, Reading
 from semel.errors import Misuse, Permanent, Retryable
 from semel.memory.sink import MemorySink
@@ -22,11 +30,12 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import Handled, RetryStored, told
 from semel.messaging.records import Gap, Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.operate.dryrun import dry_run
 from semel.pipeline.cycle import CommitAborted, CommitSucceeded
 from semel.pipeline.sink import Receipt
 from semel.pipeline.txn import CycleId, Scope, checked_name
 from semel.policy.vocabulary import Duplicates, GapPolicy, GiveUp, RetryMode
-from semel.postgres.messages import ONLY_FAILED
+from semel.postgres.messages import LEAN, ONLY_FAILED
 from semel.spark.exactly_once import CycleGaveUp
 from semel.spark.messages.frames import (
     COUNTS,
@@ -118,6 +127,7 @@ class World:
         reading: Reading = READING,
         is_careful: bool = False,
         keeps_claims: bool = True,
+        is_lean: bool = False,
         is_alone: bool = False,
         **settings: object,
     ) -> None:
@@ -132,6 +142,7 @@ class World:
             [lambda row: row],
             concurrency=4,
             keeps_claims=keeps_claims,
+            is_lean=is_lean,
         )
         self._pass = MessagePass(
             of,
@@ -192,6 +203,24 @@ def test_without_claims_only_a_message_that_failed_is_remembered():
     assert (passed.rows, passed.changes) == ([{"id": "a"}], [])
     assert passed.outcomes == {"a": "duplicate_skipped", "b": "duplicate_skipped"}
     assert Op.CLAIM in [change.op for change in failed.changes]
+
+
+def test_a_message_that_passes_has_a_lean_claim_and_others_have_those_that_people_read():
+    half = digest_of(value("r"))[:32]
+    known = Known({"r": SeenClaim(ClaimState.COMPLETED, 1, half, False)})
+    known._claims["x"] = known._claims["r"]
+
+    world = World(failing_once("b"), known=known, is_lean=True)
+    # A replay has put r where it waits, because commands do not read its claim.
+    waiting = back(1, value("r"), claim_state="", attempts=0)
+    world.run(waiting, new(0, value("a")), new(1, value("b", "l"), "l"), new(2, value("x")))
+
+    assert world.rows == [{"id": "a"}]
+    assert [change.message_id for change in world.of(Op.LEAN)] == ["a"]
+    assert [change.message_id for change in world.of(Op.CLAIM)] == ["b"]
+    assert [(one.message_id, one.state) for one in world.of(Op.TAKE)] == [("r", "COMPLETED")]
+    assert world.outcomes["r"] == "duplicate_skipped"
+    assert world.outcomes["x"] == "conflict"
 
 
 def test_a_repetition_in_the_batch_and_of_an_earlier_batch_is_skipped():
@@ -940,6 +969,50 @@ def test_the_types_of_a_schema_are_those_of_spark():
     assert (known.name, known.nullable) == ("id", False)
 
 
+async def _dry_run(pipeline, *messages):
+    database = SqlDatabase("sqlite://")
+    await database.create_tables()
+    consumer = pipeline.as_consumer()
+    try:
+        return [await dry_run(consumer, database, one) for one in messages]
+    finally:
+        await database.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_dry_run_shows_what_the_pass_would_make(is_async):
+    def pay(message):
+        if message.payload.get("bad"):
+            raise NonRetryableMessageError("no")
+        yield "rows", {"id": message.id, "password": "secret"}
+        yield Send("paid", {"id": message.id}, key=message.key)
+
+    async def pay_later(message):
+        return list(pay(message))
+
+    sink = MemorySink("rows")
+    pipeline = MessagePipeline(
+        "c",
+        database="postgresql://db/shop",
+        policy=ConsumerSettings(versioned=True, dead_letter_topic="c.dlq"),
+        handler=pay_later if is_async else pay,
+        reading=VERSIONED,
+        sinks=[sink],
+    )
+    good, bad = (
+        READING.read(Record(Coordinates("t", 0, n), raw))
+        for n, raw in enumerate((value("a", v=7), value("b", v=8, bad=True)))
+    )
+
+    done, failed = asyncio.run(_dry_run(pipeline, good, bad))
+
+    assert (done.outcome, done.why) == (Handled(), "")
+    assert [(c.table, c.after) for c in done.changes] == [("rows", {"id": "a", "password": "***"})]
+    assert [(one.topic, one.key) for one in done.outgoing] == [("paid", "k")]
+    assert failed.why == "REJECTED: no"
+    assert (list(failed.changes), failed.outgoing) == ([], ())
+
+
 def test_a_pipeline_takes_the_database_url_of_a_service():
     pipeline = MessagePipeline(
         "billing",
@@ -961,6 +1034,7 @@ def test_a_pipeline_without_claims_says_what_its_guarantee_rests_on():
         return MessagePipeline("c", database=url, handler=rows_of, sinks=[sink], **how)
 
     assert pipeline(claims="failed").sinks[-1].guarantee().weakened_by == (ONLY_FAILED,)
+    assert pipeline(claims="lean").sinks[-1].guarantee().weakened_by == (LEAN,)
     assert pipeline().sinks[-1].guarantee().weakened_by == ()
-    with pytest.raises(Misuse, match="write 'all' or 'failed'"):
+    with pytest.raises(Misuse, match="write 'all', 'lean' or 'failed'"):
         pipeline(claims="none")

@@ -138,12 +138,15 @@ def status(
 ) -> None:
     """Show who owns each scope, and where it stands.
 
+    With --pipeline also whether there are too many claims for the way they are kept.
     Exit code 1: a scope has open cycles and no process works on them.
 
     Example: semel status --ledger sqlite:///payments.ledger
     """
     counting = Files.COUNTED if files else Files.LEFT_OUT
-    target.answer.reply(status_of(target.ledger, target.scopes, counting), _status_lines)
+    sinks = target.pipeline.sinks if target.pipeline else ()
+    found = status_of(target.ledger, target.scopes, counting, sinks=sinks)
+    target.answer.reply(found, _status_lines)
 
 
 @command("history", looking, History)
@@ -247,6 +250,8 @@ def _scope_facts(scope: ScopeStatus) -> Iterator[tuple[str, object]]:
         yield "rejected rows", pairs(scope.rejected)
     if scope.given_up:
         yield "given up rows", pairs(scope.given_up)
+    for words in scope.outgrown:
+        yield "outgrown", words
     if scope.advice:
         yield "next", red(scope.advice)
 

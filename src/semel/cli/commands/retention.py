@@ -129,6 +129,7 @@ def retention(
 def _pruned_lines(pruned: Pruned) -> Iterator[Line]:
     yield (
         f"deleted: {counted(pruned.claims, 'claim')}, "
+        f"{counted(pruned.days, 'day')} of lean claims, "
         f"{counted(pruned.dead_letters, 'expired dead letter')}, {pruned.inbox} of the inbox, "
         f"{counted(pruned.attempts, 'failed attempt')}, "
         f"{counted(pruned.keys, 'lock')} of keys, {counted(pruned.replays, 'replay')}, "

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -167,6 +167,42 @@ def in_order(rows: DataFrame, tasks: int) -> DataFrame:
     if tasks == 1:
         return rows.repartition(1).sortWithinPartitions(order)
     return rows.repartition(tasks, "route").sortWithinPartitions(["route", *order])
+
+
+def first_raising(rows: DataFrame, wide: Callable[[DataFrame], DataFrame]) -> Record | None:
+    """Return the first record at which the columns that *wide* adds raise; None if none does.
+
+    The rows are halved until one is left: about fifteen small jobs for a batch of any size.
+    """
+    from pyspark.sql import functions as f
+
+    def raises(some: DataFrame) -> bool:
+        try:
+            wide(some).write.format("noop").mode("overwrite").save()
+        except Exception:  # noqa: BLE001  which half it is in is all that is asked
+            return True
+        return False
+
+    rows = rows.withColumn("waits", f.col("waiting").isNotNull())
+    groups = rows.select("waits", "topic", "partition").distinct().collect()
+    for group in groups:
+        here = [f.col(name).eqNullSafe(f.lit(group[name])) for name in group.asDict()]
+        some = rows.where(here[0] & here[1] & here[2])
+        if not raises(some):
+            continue
+        place = f.col("place" if group["waits"] else "offset")
+        first, last = some.agg(f.min(place), f.max(place)).collect()[0]
+        while first < last:
+            middle = (first + last) // 2
+            if raises(some.where(place.between(first, middle))):
+                last = middle
+            else:
+                first = middle + 1
+        row = some.where(place == first).collect()[0]
+        pairs = headers_from((one["key"], one["value"]) for one in row["headers"] or ())
+        at = Coordinates(row["topic"], row["partition"] or 0, row["offset"] or 0)
+        return Record(at, row["value"], row["key"], pairs)
+    return None
 
 
 def _route(reading: Reading) -> Column | None:

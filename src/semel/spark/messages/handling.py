@@ -154,6 +154,9 @@ class PassSettings:
     keeps_claims: bool = True
     """Messages that pass at their first attempt have a claim, too."""
 
+    is_lean: bool = False
+    """That claim is a lean one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -184,6 +187,9 @@ class Results:
 _Seen: TypeAlias = SeenWaiting | SeenClaim | None
 _Lane: TypeAlias = list[tuple[int, Message | Unreadable, SeenClaim | None]]
 """Messages of a key, each with its place among the arrivals."""
+
+_InQueue: TypeAlias = tuple[int, Message | Unreadable, SeenWaiting, SeenClaim | None]
+"""A waiting message, with the claim that its row does not know of."""
 
 _Step: TypeAlias = Generator["_Call", Any, None]
 
@@ -269,9 +275,10 @@ class MessagePass:
                 claim = known.get(one.id)
                 digest = _digest(one)
                 # The first by source order: lanes are handled in another.
-                if claim is None or claim.payload_hash in ("", digest):
+                if claim is None or digest.startswith(claim.payload_hash):
                     self._seen.setdefault(one.id, (self._before + place, digest))
             elif isinstance(one, Message) and not arrival.waiting.claim_state:
+                claim = known.get(one.id)
                 # A replay put it there, and its topic may deliver it again, here and now.
                 self._seen.setdefault(one.id, (self._before + place, _digest(one)))
             lanes.setdefault(self._route(arrival, one), []).append((place, one, claim))
@@ -315,7 +322,7 @@ class MessagePass:
         asked = {
             one.id
             for arrival, one in zip(arrivals, read, strict=True)
-            if arrival.waiting is None and one.id not in self._seen
+            if not (arrival.waiting and arrival.waiting.claim_state) and one.id not in self._seen
         }
         return self._reader.claims(sorted(asked)) if asked else {}
 
@@ -384,11 +391,11 @@ class MessagePass:
     # One key
 
     def _lane(self, rows: _Lane) -> _Step:
-        queue: list[tuple[int, Message | Unreadable, SeenWaiting]] = []
-        for place, one, _ in rows:
+        queue: list[_InQueue] = []
+        for place, one, claim in rows:
             arrival = self._arrivals[place]
             if arrival.waiting is not None:
-                queue.append((place, one, arrival.waiting))
+                queue.append((place, one, arrival.waiting, claim))
                 key = one.key if isinstance(one, Message) else arrival.waiting.key
                 if key is not None:
                     self._queues[stored_id(key)] = arrival.waiting.place
@@ -398,11 +405,11 @@ class MessagePass:
                 outcome = yield from self._arrived(place, one, claim)
                 self._note(place, one, outcome)
 
-    def _drain(self, queue: list[tuple[int, Message | Unreadable, SeenWaiting]]) -> _Step:
+    def _drain(self, queue: list[_InQueue]) -> _Step:
         """Handle a key's waiting messages in order, until one has to wait on."""
         while queue:
-            at = self._next_of([one for _, one, _ in queue])
-            place, one, waiting = queue[at]
+            at = self._next_of([one for _, one, _, _ in queue])
+            place, one, waiting, claim = queue[at]
             key = one.key if isinstance(one, Message) else waiting.key
             has_failed = key is not None and stored_id(key) in self._ended_early
             if waiting.waits is Waits.PARKED or not waiting.is_due or has_failed:
@@ -411,8 +418,8 @@ class MessagePass:
             del queue[at]
             if isinstance(one, Unreadable):
                 outcome: Outcome = self._unread(one, waiting)
-            elif waiting.claim_state == ClaimState.COMPLETED:
-                # Its topic has delivered it since it was put here.
+            elif ClaimState.COMPLETED in (waiting.claim_state, claim and claim.state):
+                # Its topic has delivered it since it was put here, or it has a lean claim.
                 outcome = Skipped()
                 self._end(one.tried(waiting.attempts), waiting, ClaimState.COMPLETED)
             else:
@@ -470,7 +477,8 @@ class MessagePass:
             BeingHandled: a service holds it; the attempt must be repeated.
         """
         digest = _digest(one)
-        if claim is not None and claim.payload_hash not in ("", digest):
+        # Of a claim's hash, all may be known, or the first half, or nothing.
+        if claim is not None and not digest.startswith(claim.payload_hash):
             return self._conflict(one, claim.payload_hash)
         number, earlier = self._seen[one.id]
         if number != self._before + place:
@@ -650,6 +658,8 @@ class MessagePass:
         elif seen is not None:
             change.op = Op.RETAKE
             change.seen_state, change.seen_attempts = seen.state, seen.attempts
+        elif self._of.is_lean and state is ClaimState.COMPLETED and not marker:
+            change.op = Op.LEAN
         self._made.changes.append(change)
 
     def _wait(

@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from semel.arrow.changes import arrow_schema
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import FromHeader, FromKey, FromPayload, Place, Reading, Unreadable
-from semel.errors import Misuse, Retryable
+from semel.errors import Misuse, Permanent, Retryable
 from semel.events import CircuitClosed, CircuitOpened, GapCrossed, Metric
-from semel.message import Coordinates, Message, Record
+from semel.message import (
+    Coordinates,
+    Message,
+    Record,
+    StoredRecord,
+    headers_from_text,
+    raw_of,
+    value_of,
+)
 from semel.messaging.changes import ComeBack, MessageChange, MessagesReader, Op, SeenClaim
+from semel.messaging.failed.deadletters import is_letter_record
 from semel.messaging.failure import (
     CLASSIFICATION,
     FailureClass,
@@ -28,7 +37,7 @@ from semel.messaging.failure import (
 )
 from semel.messaging.handler import Consumer
 from semel.messaging.outcome import Outcome, told
-from semel.messaging.send.outbox import MESSAGE_ID_HEADER, value_of_payload
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER, OutboxEntry, value_of_payload
 from semel.messaging.settings import (
     ConsumerSettings,
     ReplayRules,
@@ -36,6 +45,8 @@ from semel.messaging.settings import (
     settings_of,
 )
 from semel.messaging.tables import split_schema
+from semel.operate.dryrun import DryRun
+from semel.operate.stores import Change, RowChange, shown
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.sink import Receipt, TwoPhaseSink
 from semel.pipeline.source import SourceKind
@@ -50,6 +61,7 @@ from semel.spark.messages.frames import (
     RowCheck,
     arrow_fields,
     columns_of,
+    first_raising,
     in_order,
     kafka_columns,
     rows_of_batch,
@@ -105,8 +117,9 @@ class MessagePipeline(ExactlyOnce):
     short and lower-case where it must be.  A handler's rows have no schema of their own: it is the
     sink's ``schema=``, or in *schemas* by the sink's name.
 
-    *claims* is ``"all"``, or ``"failed"``: then only messages that have failed once are remembered
-    by their id, and repetitions must be kept out by something else, as `semel guarantee` says.
+    *claims* is ``"all"``; or ``"lean"``, where a message that passes leaves 32 bytes in a table of
+    its day, which no service reads; or ``"failed"``: then only messages that have failed once are
+    remembered by their id, and repetitions must be kept out by something else.
 
     What fails waits in the retry table, for every ``retry.mode`` of the policy.  While a dependency
     is down (the policy's ``circuit``), a batch stands still and nothing of it is written.
@@ -138,7 +151,7 @@ class MessagePipeline(ExactlyOnce):
         come_back_rows: int = 10_000,
         come_back_bytes: int = 32 * 2**20,
         schemas: Mapping[str, str] | None = None,
-        claims: Literal["all", "failed"] = "all",
+        claims: Literal["all", "lean", "failed"] = "all",
         messages: TwoPhaseSink | None = None,
         **options: Any,
     ) -> None:
@@ -172,15 +185,15 @@ class MessagePipeline(ExactlyOnce):
                 f"consumer {consumer}: without a handler, sink {without[0]!r} needs rows=: a "
                 f"struct of the message's columns"
             )
-        if claims not in ("all", "failed"):
-            raise Misuse(f"consumer {consumer}: claims={claims!r}; write 'all' or 'failed'")
+        if claims not in ("all", "lean", "failed"):
+            raise Misuse(f"consumer {consumer}: claims={claims!r}; write 'all', 'lean' or 'failed'")
         super().__init__(app or _app_of(consumer), ledger or url, [*sinks, messages], **options)
         self.consumer = consumer
         self._replays = (
             ReplayRules.of_policy(policy, consumer) if isinstance(policy, Policy) else ReplayRules()
         )
         sink: Any = messages
-        sink.remembers_all = claims == "all"
+        sink.claims = claims
         self._messages: Any = sink
         self._user_sinks = tuple(sinks)
         self._ddl = {sink.name: getattr(sink, "schema", None) for sink in sinks}
@@ -216,7 +229,8 @@ class MessagePipeline(ExactlyOnce):
             concurrency=concurrency or most_at_once,
             fetch_missing=fetch_missing,
             rebuild=rebuild,
-            keeps_claims=claims == "all",
+            keeps_claims=claims != "failed",
+            is_lean=claims == "lean",
         )
 
     def write(self, df: DataFrame) -> DataStreamWriter:
@@ -264,20 +278,48 @@ class MessagePipeline(ExactlyOnce):
         """
         if self.pass_settings.handler is None:
             raise Misuse("try_out calls a handler, and here Spark makes the rows: start a query")
+        arrivals = [_arrival(offset, one, self.consumer) for offset, one in enumerate(messages)]
+        tried = TriedOut()
+        self._try(arrivals, tried, self.pass_settings.settings)
+        return tried
+
+    def _try(self, arrivals: list[Arrival], tried: TriedOut, settings: ConsumerSettings) -> None:
         checks = [
             RowCheck(sink.name, [*columns_of(text)], arrow_fields(text))
             if (text := self._ddl[sink.name])
             else RowCheck(sink.name, [])
             for sink in self._user_sinks
         ]
-        tried = TriedOut()
-        passed = MessagePass(replace(self.pass_settings, checks=checks), _Nothing(), {}, tried.note)
-        arrivals = [_arrival(offset, one, self.consumer) for offset, one in enumerate(messages)]
+        of = replace(self.pass_settings, checks=checks, settings=settings)
+        passed = MessagePass(of, _Nothing(), {}, tried.note)
         made = passed.run(arrivals)
         tried.changes = [*made.changes, *passed.finish()]
         for place, rows in made.rows.items():
             tried.rows[self._user_sinks[place].name] = rows
-        return tried
+
+    def _rehearse(self, message: Message) -> DryRun:
+        """Run the pass over one message, whatever its version, as a dry run shows it."""
+        if self.pass_settings.handler is None:
+            return DryRun(message.id, not_possible="Spark makes its rows, in a query only")
+        record = StoredRecord(
+            message.source or Coordinates(self.consumer, 0, 0),
+            value_of(message.raw, message.digest),
+            None if message.key is None else raw_of(message.key),
+            message.headers,
+            message.timestamp,
+            message=message,
+        )
+        tried = TriedOut()
+        self._try([Arrival(record)], tried, replace(self.pass_settings.settings, versioned=False))
+        [one] = tried.messages
+        rows = [
+            RowChange(Change.INSERT, name, after={key: shown(key, row[key]) for key in row})
+            for name, some in tried.rows.items()
+            for row in some
+        ]
+        sent = tuple(one for one in tried.entries if not is_letter_record(one))
+        failure = getattr(one.result, "failure", None)
+        return DryRun(message.id, None, one.result, failure, rows, sent)
 
     def as_consumer(self) -> Consumer:
         """Return what operators' commands know a consumer by; its handler runs on Spark only."""
@@ -285,11 +327,18 @@ class MessagePipeline(ExactlyOnce):
         async def handle(message: Any, session: Any) -> None:
             raise Misuse(
                 f"consumer {self.consumer}: a pipeline on Spark runs its handler; start it, or "
-                f"see what it makes of a message with the pipeline's try_out"
+                f"see what it makes of a message with `semel replay dry-run`"
             )
 
         told = self.pass_settings
-        return Consumer(told.consumer, handle, told.reading, told.settings, replays=self._replays)
+        return Consumer(
+            told.consumer,
+            handle,
+            told.reading,
+            told.settings,
+            replays=self._replays,
+            rehearse=self._rehearse,
+        )
 
     # One batch
 
@@ -417,8 +466,20 @@ class MessagePipeline(ExactlyOnce):
             is_alone=is_again,
         )
         # The ids of one message may have come under two keys, which only one task can see.
-        rows = in_order(rows, 1 if is_again else tasks)
-        return run_tasks(rows if self.pass_settings.handler else self._with_rows(rows), tee)
+        sorted_rows = in_order(rows, 1 if is_again else tasks)
+        if self.pass_settings.handler is not None:
+            return run_tasks(sorted_rows, tee)
+        try:
+            return run_tasks(self._with_rows(sorted_rows), tee)
+        except (Permanent, Retryable) as error:
+            record = first_raising(rows, self._with_rows)
+            if record is None:
+                raise
+            one = self.pass_settings.reading.read(record)
+            raise type(error)(
+                f"{error}; the first message at which an expression raises is {one.id!r}, "
+                f"{record.at}: use try_cast and its like, or failure="
+            ) from None
 
 
 def _app_of(consumer: str) -> str:
@@ -510,6 +571,7 @@ class Tried:
     message_id: str
     outcome: str
     reason: str = ""
+    result: Outcome | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass
@@ -533,12 +595,19 @@ class TriedOut:
     @property
     def outgoing(self) -> list[Mapping[str, Any]]:
         """The outgoing messages: topic, key, and payload as text."""
-        found: list[Mapping[str, Any]] = []
+        return [{"topic": e.topic, "key": e.key, "payload": e.value} for e in self.entries]
+
+    @property
+    def entries(self) -> list[OutboxEntry]:
+        """The outgoing messages as the outbox gets them."""
+        found = []
         for change in self.changes:
             if change.op == Op.SEND and change.detail is not None:
                 told = json.loads(change.detail)
                 value = None if told["payload"] is None else b64decode(told["payload"])
-                found.append({"topic": told["topic"], "key": change.key, "payload": value})
+                headers = headers_from_text(told["headers"])
+                entry = OutboxEntry(change.message_id, told["topic"], value, change.key, headers)
+                found.append(entry)
         return found
 
     def note(self, arrival: Arrival, one: Message | Unreadable, outcome: Outcome) -> None:
@@ -547,7 +616,7 @@ class TriedOut:
         reason = failure.reason if failure else ""
         if isinstance(one, Unreadable) and "in the header" in reason and not arrival.record.headers:
             reason += "; this message has no headers: give try_out a Record with them"
-        self.messages.append(Tried(one.id, told(outcome).value, reason))
+        self.messages.append(Tried(one.id, told(outcome).value, reason, outcome))
 
 
 class _Nothing:

@@ -49,7 +49,7 @@ def empty(url, *more):
     with connect(url) as connection:
         asked = "SELECT tablename FROM pg_tables WHERE schemaname = 'semel' ORDER BY 1"
         there = [name for (name,) in rows_of(connection, asked)]
-        staged = [name for name in there if name.startswith("stg_")]
+        staged = [name for name in there if name.startswith(("stg_", "lean_"))]
         kept = [*TABLES, *(name for name in there if name.startswith("sink_")), *more]
         statements = [f"DROP TABLE {name}" for name in staged]
         statements += [f"DELETE FROM {name}" for name in kept]

@@ -191,7 +191,8 @@ def test_every_statement_that_must_change_each_row_has_a_counterexample():
     exact = {statement.name for statement in STATEMENTS if statement.is_exact}
 
     # These insert without a unique key, so no other process can be in their way.
-    assert exact - {"attempt"} == {name for name, _, _ in OVERTAKEN}
+    # That of a lean claim is in the tests of lean claims.
+    assert exact - {"attempt", "lean"} == {name for name, _, _ in OVERTAKEN}
 
 
 def test_a_claim_whose_lease_has_ended_is_retaken_and_one_with_a_live_lease_is_not(sink, database):
@@ -215,7 +216,7 @@ def test_every_column_that_a_statement_writes_is_one_of_the_tables():
     wrong = []
     for statement in STATEMENTS:
         written = INSERTED.search(statement.sql)
-        if written is None:
+        if written is None or written["table"] == "lean":  # which each day has of its own
             continue
         table = metadata.tables[written["table"]]
         names = {name.strip(' "\n') for name in written["columns"].split(",")}
