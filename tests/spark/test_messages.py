@@ -28,7 +28,7 @@ from semel.codec import FromCoordinates, FromPayload, Reading
 from semel.events import EVENTS, CycleEnded, GapCrossed, Measurement, Metric
 from semel.kafka.codecs import AvroCodec
 from semel.sinks import PostgresSink
-from semel.testing.services import KafkaServer
+from semel.testing.services import KafkaServer, PostgresServer
 from tests.unit.policy.policy_texts import TEMPLATE
 
 if TYPE_CHECKING:
@@ -222,6 +222,56 @@ def test_a_batch_stands_still_while_a_dependency_is_down_and_the_query_lives(top
 
     assert set(calls.read_text().split()) == {"1"}
     assert topic.ask("select count(*) from waiting_message") == [(0,)]
+
+
+def test_two_databases_share_the_keys_of_a_consumer(
+    topic: Topic, postgres_server: PostgresServer
+) -> None:
+    second = postgres_server.create_database(f"second_{uuid.uuid4().hex[:8]}")
+    asyncio.run(_create_tables(second))
+
+    def pipeline() -> Any:
+        return MessagePipeline(
+            "indexer",
+            policy=Policy.parse(QUICK.replace("versioned: true", "versioned: false")),
+            database=[topic.url, second],
+            handler=indexing(),
+            sinks=[topic.sink()],
+            tasks=2,
+        )
+
+    def ask(url: str, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(url, options="-c search_path=semel") as connection:
+            return connection.execute(statement).fetchall()  # type: ignore[call-overload]
+
+    for number in range(12):
+        for _ in range(2):
+            title = "fails once" if number % 3 == 0 else "one"
+            topic.put(f"m{number}", {"version": 1, "title": title}, f"k{number}")
+    waiting = "select count(*) from waiting_message"
+    topic.run(
+        pipeline(),
+        lambda: (
+            len(topic.documents()) == 12
+            and ask(topic.url, waiting) == ask(second, waiting) == [(0,)]
+        ),
+    )
+    topic.put("m1", {"version": 1, "title": "one"}, "k1")
+    topic.run(pipeline())
+
+    assert len(topic.documents()) == 12
+    claims = "select message_id from processed_message where state = 'COMPLETED'"
+    found = [{name for (name,) in ask(url, claims)} for url in (topic.url, second)]
+    assert found[0] | found[1] == {f"m{number}" for number in range(12)}
+    assert not found[0] & found[1]
+    assert all(found)
+    outbox = "select count(*) from outbox_message"
+    assert ask(topic.url, outbox)[0][0] + ask(second, outbox)[0][0] == 12
+    counts = "select outcome, sum(total)::int from cycle_outcome group by 1"
+    assert sorted(ask(topic.url, counts)) == sorted(ask(second, counts))
+    assert sum(number for _, number in ask(second, counts)) == 25
+    with pytest.raises(StreamingQueryException, match="messages"):
+        topic.run(topic.pipeline(indexing()))
 
 
 def test_a_gap_that_is_crossed_is_told_on_the_driver(topic: Topic) -> None:

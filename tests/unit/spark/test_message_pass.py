@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from threading import Lock
 from types import SimpleNamespace
 
@@ -40,6 +40,7 @@ from semel.spark.exactly_once import CycleGaveUp
 from semel.spark.messages.frames import (
     COUNTS,
     PassCounts,
+    PassTee,
     RowCheck,
     arrow_fields,
     columns_of,
@@ -967,6 +968,62 @@ def test_the_types_of_a_schema_are_those_of_spark():
     assert [field.type for field in fields] == expected
     (known,) = arrow_fields("id string not null comment 'its id', v variant")
     assert (known.name, known.nullable) == ("id", False)
+
+
+def row(offset: int, key: str, raw: bytes, waiting: str | None = None) -> dict[str, object]:
+    names = {"route": key, "topic": "t", "partition": 0, "offset": offset, "value": raw}
+    return {**dict.fromkeys(KINDS.names), **names, "waiting": waiting}
+
+
+KINDS = pa.schema(
+    [
+        ("route", pa.string()),
+        ("place", pa.int64()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.float64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("waiting", pa.string()),
+    ]
+)
+
+
+def test_each_database_has_a_pass_of_its_own_over_its_keys():
+    keys = [f"k{number}" for number in range(20)]
+    rows = [row(n, key, value(f"m-{key}", key)) for n, key in enumerate(keys)]
+    rows += [row(20 + n, key, value(f"m-{key}", key)) for n, key in enumerate(keys)]
+    seen = back(1, value("w", "k0"), "k0").waiting
+    told = {one.name: getattr(seen, one.name) for one in fields(seen) if one.name != "payload"}
+    rows.insert(0, row(0, "k0", value("w", "k0"), json.dumps({**told, "shard": 1})))
+    rows.sort(key=lambda one: str(one["route"]))
+    settings = PassSettings(
+        "c", rows_of, READING, ConsumerSettings(retry=RETRY), CLASSIFICATION, {"rows": 0}, [dict]
+    )
+    known = [Known({"m-k1": DONE, "m-k2": DONE}), Known({"m-k1": DONE, "m-k2": DONE})]
+    stores = [(known[0], {}), (known[1], {})]
+    schemas = [pa.schema([("id", pa.string())])]
+    tee = PassTee([], settings, stores, schemas, attempts=1, is_careful=False, is_alone=False)
+
+    made: dict[int, list[dict[str, object]]] = {0: [], 1: [], 2: []}
+    for part in tee.parts([pa.RecordBatch.from_pylist(rows, schema=KINDS)]):
+        for place, batch in part:
+            made[place] += batch.to_pylist()
+
+    expected = {f"m-{key}" for key in keys if key not in ("k1", "k2")}
+    assert sorted(one["id"] for one in made[0]) == sorted({*expected, "w"})
+    claimed = [{one["message_id"] for one in made[n] if one["op"] == Op.CLAIM} for n in (1, 2)]
+    assert claimed[0] | claimed[1] == expected
+    assert not claimed[0] & claimed[1]
+    assert min(map(len, claimed)) > 4
+    assert [one["message_id"] for one in made[2] if one["op"] == Op.TAKE] == ["w"]
+    counted = [sum(one["total"] for one in made[n] if one["op"] == Op.COUNT) for n in (1, 2)]
+    assert counted == [40, 40]
+
+
+DONE = SeenClaim(ClaimState.COMPLETED, 1, "", False)
 
 
 async def _dry_run(pipeline, *messages):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 from semel.arrow.changes import to_batch
 from semel.codec import (
@@ -30,6 +31,7 @@ from semel.message import Coordinates, Message, Record, headers_from, pairs_of
 from semel.messaging.changes import (
     ComeBack,
     MessagesReader,
+    Op,
     SeenWaiting,
 )
 from semel.messaging.failure import OUTAGES, UNKNOWN_CODE
@@ -98,8 +100,8 @@ def kafka_columns(df: DataFrame, reading: Reading) -> DataFrame:
     return df.select(*columns)
 
 
-def rows_of_batch(df: DataFrame, reading: Reading, come_back: ComeBack) -> DataFrame:
-    """Return the rows of one attempt: those of the batch, and the waiting messages."""
+def rows_of_batch(df: DataFrame, reading: Reading, come_back: Sequence[ComeBack] = ()) -> DataFrame:
+    """Return the rows of one attempt: those of the batch, and each database's waiting messages."""
     from pyspark.sql import functions as f
 
     route = _route(reading)
@@ -117,9 +119,9 @@ def rows_of_batch(df: DataFrame, reading: Reading, come_back: ComeBack) -> DataF
     )
     if route is None:
         new = new.mapInArrow(_Routes(reading), _ROW)
-    if not come_back.rows:
+    listed = [_waiting_row(one, shard) for shard, of in enumerate(come_back) for one in of.rows]
+    if not listed:
         return new
-    listed = [_waiting_row(one) for one in come_back.rows]
     return df.sparkSession.createDataFrame(listed, _ROW).unionByName(new)
 
 
@@ -263,9 +265,10 @@ class _Routes:
             yield batch.set_column(0, "route", pa.array(routes, pa.string()))
 
 
-def _waiting_row(one: SeenWaiting) -> tuple[Any, ...]:
+def _waiting_row(one: SeenWaiting, shard: int) -> tuple[Any, ...]:
     record = stored_record(one)
     told = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "payload"}
+    told["shard"] = shard
     return (
         route_of(record.message),
         one.place,
@@ -290,9 +293,9 @@ def _arrivals(batch: pa.RecordBatch) -> Iterator[Arrival]:
         failure = None if why is None else (why["code"] or UNKNOWN_CODE, why["reason"] or "")
         if waiting is not None:
             told = json.loads(waiting)
-            told["waits"] = Waits(told["waits"])
+            told["waits"], shard = Waits(told["waits"]), told.pop("shard")
             seen = SeenWaiting(payload=value, **told)
-            yield Arrival(stored_record(seen), route, seen, failure)
+            yield Arrival(stored_record(seen), route, seen, failure, shard)
             continue
         pairs = headers_from((one["key"], one["value"]) for one in headers or ())
         record = Record(Coordinates(topic, partition, offset), value, key, pairs, at or 0.0)
@@ -367,15 +370,15 @@ COUNTS: Final = "counts"
 class PassTee(Tee):
     """The function that runs in a task: the pass, and what it makes to every sink's writer.
 
-    The messages sink is the last one.
+    The messages sinks are the last ones, in the order of *stores*: the reader and the held keys
+    of each database.  Each has a pass of its own, over the keys whose hash is its number.
     """
 
     def __init__(
         self,
         stagers: Sequence[tuple[str, Stager]],
         settings: PassSettings,
-        reader: MessagesReader,
-        held: Mapping[str, int],
+        stores: Sequence[tuple[MessagesReader, Mapping[str, int]]],
         schemas: Sequence[pa.Schema],
         *,
         attempts: int,
@@ -384,8 +387,7 @@ class PassTee(Tee):
     ) -> None:
         super().__init__(stagers, attempts=attempts)
         self._settings = settings
-        self._reader = reader
-        self._held = held
+        self._stores = stores
         self._schemas = schemas
         self._is_careful, self._is_alone = is_careful, is_alone
         self._counts = PassCounts()
@@ -394,24 +396,53 @@ class PassTee(Tee):
         """Handle the messages, and yield the rows and changes of each Arrow batch."""
         self._counts = counts = PassCounts()
         group = self._settings.consumer
-        passed = MessagePass(
-            self._settings,
-            self._reader,
-            self._held,
-            lambda *outcome: counts.note(group, *outcome),
-            is_careful=self._is_careful,
-            is_alone=self._is_alone,
-        )
+        passes = [
+            MessagePass(
+                self._settings,
+                *store,
+                lambda *outcome: counts.note(group, *outcome),
+                is_careful=self._is_careful,
+                is_alone=self._is_alone,
+            )
+            for store in self._stores
+        ]
         unsubscribe = EVENTS.subscribe(counts.measured, Measurement)
         try:
             for arrivals, made_by_spark in _by_route(batches):
-                made = passed.run(arrivals)
-                for message, seconds in made.seconds:
-                    counts.took(group, message, seconds)
-                yield self._rows(made, made_by_spark)
-            yield self._rows(Results(passed.finish()), [])
+                for shard, (places, read) in self._by_shard(arrivals):
+                    made = passes[shard].run([arrivals[place] for place in places], read)
+                    made.picked = [places[place] for place in made.picked]
+                    for message, seconds in made.seconds:
+                        counts.took(group, message, seconds)
+                    yield self._rows(made, made_by_spark, shard)
+            told = [passed.finish() for passed in passes]
+            # All counts in every database: an audit looks there for the offsets of whole cycles.
+            counted = [one for some in told for one in some if one.op == Op.COUNT]
+            for shard, some in enumerate(told):
+                own = [one for one in some if one.op != Op.COUNT]
+                yield self._rows(Results([*own, *counted]), [], shard)
         finally:
             unsubscribe()
+
+    def _by_shard(
+        self, arrivals: Sequence[Arrival]
+    ) -> Iterator[tuple[int, tuple[list[int], list[Message | Unreadable]]]]:
+        """Yield each database's number with the places of its rows, and what they hold."""
+        if len(self._stores) == 1:
+            read_all = [self._settings.reading.read(one.record) for one in arrivals]
+            yield 0, ([*range(len(arrivals))], read_all)
+            return
+        shared: dict[int, tuple[list[int], list[Message | Unreadable]]] = {}
+        for place, arrival in enumerate(arrivals):
+            one = self._settings.reading.read(arrival.record)
+            route = route_of(one) if isinstance(one, Message) else arrival.route
+            number = crc32(route.encode("utf-8", "surrogatepass")) % len(self._stores)
+            if arrival.waiting is not None:
+                number = arrival.shard
+            places, read = shared.setdefault(number, ([], []))
+            places.append(place)
+            read.append(one)
+        yield from sorted(shared.items())
 
     def write(self, batches: Iterable[pa.RecordBatch], task: str) -> list[Receipt]:
         """Stage what the pass makes; the last receipt has its counts, too."""
@@ -419,7 +450,9 @@ class PassTee(Tee):
         detail = {**messages.detail, COUNTS: self._counts.to_json()}
         return [*receipts, replace(messages, detail=detail)]
 
-    def _rows(self, made: Results, by_spark: Sequence[pa.RecordBatch]) -> Iterator[SinkRows]:
+    def _rows(
+        self, made: Results, by_spark: Sequence[pa.RecordBatch], shard: int
+    ) -> Iterator[SinkRows]:
         import pyarrow as pa
 
         for place, some in made.rows.items():
@@ -430,7 +463,7 @@ class PassTee(Tee):
                 for place in range(len(self._schemas)):
                     yield place, rows_of(batch.column(f"{MADE}{place}"))
         if made.changes:
-            yield len(self._schemas), to_batch(made.changes)
+            yield len(self._schemas) + shard, to_batch(made.changes)
 
 
 def _by_route(

@@ -168,6 +168,9 @@ class Arrival:
     failure: tuple[str, str] | None = None
     """Code and reason, where Spark has found that the message cannot be handled."""
 
+    shard: int = 0
+    """Of a message that comes back: the number of the database where it waits."""
+
 
 @dataclass(slots=True)
 class Results:
@@ -256,10 +259,16 @@ class MessagePass:
 
     # The flow
 
-    def run(self, arrivals: Sequence[Arrival]) -> Results:
-        """Handle rows in their order; all rows of a route must be in one call."""
+    def run(
+        self, arrivals: Sequence[Arrival], read: Sequence[Message | Unreadable] | None = None
+    ) -> Results:
+        """Handle rows in their order; all rows of a route must be in one call.
+
+        *read* is what they hold, where that was read before.
+        """
         self._made = made = Results()
-        read = [self._of.reading.read(one.record) for one in arrivals]
+        if read is None:
+            read = [self._of.reading.read(one.record) for one in arrivals]
         self._before += len(self._arrivals)
         self._arrivals = arrivals
         if not self._is_alone:

@@ -113,9 +113,11 @@ class MessagePipeline(ExactlyOnce):
     name.  *failure* is a column: a struct of code and reason where a message cannot be handled.
 
     *policy* is a file, a `Policy`, or `ConsumerSettings`; *database* is the PostgreSQL database
-    of semel's messaging tables.  *app* is the pipeline's name in its ledger: the consumer's, made
-    short and lower-case where it must be.  A handler's rows have no schema of their own: it is the
-    sink's ``schema=``, or in *schemas* by the sink's name.
+    of semel's messaging tables, or a list of them: each then has the keys whose hash is its
+    number, and the first one has the ledger, unless another is given.  *app* is the pipeline's
+    name in its ledger: the consumer's, made short and lower-case where it must be.  A handler's
+    rows have no schema of their own: it is the sink's ``schema=``, or in *schemas* by the sink's
+    name.
 
     *claims* is ``"all"``; or ``"lean"``, where a message that passes leaves 32 bytes in a table of
     its day, which no service reads; or ``"failed"``: then only messages that have failed once are
@@ -131,7 +133,7 @@ class MessagePipeline(ExactlyOnce):
         *,
         app: str | None = None,
         policy: str | Path | Policy | ConsumerSettings | None = None,
-        database: str,
+        database: str | Sequence[str],
         handler: Callable[..., Any] | None = None,
         columns: Mapping[str, Any] | None = None,
         failure: Any = None,
@@ -172,11 +174,26 @@ class MessagePipeline(ExactlyOnce):
                 f"consumer {consumer}: its policy takes the id from the {place}, the code from the "
                 f"{reading.id_from}"
             )
-        url, schema = split_schema(_DRIVER.sub("postgresql://", database))
-        if messages is None:
+        urls = [database] if isinstance(database, str) else [*database]
+        places = [split_schema(_DRIVER.sub("postgresql://", url)) for url in urls]
+        if len({*places}) < len(places) or not places:
+            raise Misuse(f"consumer {consumer}: each database= must be another one")
+        if messages is not None:
+            kept = [messages]
+        else:
             from semel.sinks import MessagesSink
 
-            messages = MessagesSink(url, consumer, schema=schema)
+            # With their number in their names: another number of them would look for keys in
+            # other databases, and is refused, because the places are known under these names.
+            kept = [
+                MessagesSink(
+                    url,
+                    consumer,
+                    "messages" if len(urls) == 1 else f"messages-{number}-of-{len(urls)}",
+                    schema=schema,
+                )
+                for number, (url, schema) in enumerate(places, 1)
+            ]
         if handler is not None and (columns or failure is not None):
             raise Misuse(f"consumer {consumer}: columns= and failure= take the place of a handler")
         without = [sink.name for sink in sinks if handler is None and sink.rows is None]
@@ -187,24 +204,25 @@ class MessagePipeline(ExactlyOnce):
             )
         if claims not in ("all", "lean", "failed"):
             raise Misuse(f"consumer {consumer}: claims={claims!r}; write 'all', 'lean' or 'failed'")
-        super().__init__(app or _app_of(consumer), ledger or url, [*sinks, messages], **options)
+        app, ledger = app or _app_of(consumer), ledger or places[0][0]
+        super().__init__(app, ledger, [*sinks, *kept], **options)
         self.consumer = consumer
         self._replays = (
             ReplayRules.of_policy(policy, consumer) if isinstance(policy, Policy) else ReplayRules()
         )
-        sink: Any = messages
-        sink.claims = claims
-        self._messages: Any = sink
+        self._messages: list[Any] = [*kept]
+        for sink in self._messages:
+            sink.claims = claims
         self._user_sinks = tuple(sinks)
         self._ddl = {sink.name: getattr(sink, "schema", None) for sink in sinks}
         self._ddl |= schemas or {}
         self._columns, self._failure = columns or {}, failure
         self._tasks = tasks
-        self._limits = come_back_rows, come_back_bytes
+        self._limits = come_back_rows // len(kept) or 1, come_back_bytes // len(kept) or 1
         self._tries: tuple[str, int] = ("", 0)
         self._counts = PassCounts()
-        self._suspects: list[str] = []
-        """Messages that were noted when the attempt began."""
+        self._suspects: list[list[str]] = []
+        """By database: messages that were noted when the attempt began."""
 
         self._clock: Clock = SYSTEM_CLOCK
         self._arrow: list[Any] = []
@@ -251,7 +269,9 @@ class MessagePipeline(ExactlyOnce):
                 f"or write the intent (outbox: true)"
             )
         messages = self._messages
-        idle = waiting_stream(df.sparkSession, self.app, messages.is_due)
+        idle = waiting_stream(
+            df.sparkSession, self.app, lambda: any(sink.is_due() for sink in messages)
+        )
         stream = kafka_columns(df, self.pass_settings.reading)
         return stream.unionByName(idle).writeStream.foreachBatch(self)
 
@@ -359,10 +379,11 @@ class MessagePipeline(ExactlyOnce):
             for key, expected, found in self._counts.gaps:
                 name = self.consumer
                 self.events.emit(GapCrossed(name, name, key, expected, found))
-            if self._suspects:
+            for sink, noted in zip(self._messages, self._suspects, strict=False):
                 # Also those that are no longer anywhere: any note makes every batch slow.
                 with suppress(Retryable):  # the next batch clears them
-                    self._messages.reader().clear(self._suspects)
+                    if noted:
+                        sink.reader().clear(noted)
             if self.events.is_measured:
                 self._measure(batch_id)
 
@@ -390,7 +411,7 @@ class MessagePipeline(ExactlyOnce):
 
     def _schemas(self, df: DataFrame) -> Mapping[str, Any]:
         if self.pass_settings.handler is None:
-            rows = rows_of_batch(df, self.pass_settings.reading, ComeBack())
+            rows = rows_of_batch(df, self.pass_settings.reading)
             made = self._with_rows(rows).select(
                 *(f"{MADE}{place}" for place in range(len(self._user_sinks)))
             )
@@ -400,7 +421,7 @@ class MessagePipeline(ExactlyOnce):
         checks = [RowCheck(name, schema.names, schema) for name, schema in found.items()]
         self.pass_settings = replace(self.pass_settings, checks=checks)
         self._arrow = [*found.values()]
-        return {**found, self._messages.name: arrow_schema()}
+        return {**found, **{sink.name: arrow_schema() for sink in self._messages}}
 
     def _with_rows(self, rows: DataFrame) -> DataFrame:
         return with_rows(rows, self._columns, self._user_sinks, self._failure)
@@ -415,7 +436,7 @@ class MessagePipeline(ExactlyOnce):
         number = self._tries[1] + 1 if self._tries[0] == cycle else 1
         self._tries, self._is_down = (cycle, number), False
         receipts = self._stage_once(df, txn, is_again=number > 1)
-        self._counts = counts = PassCounts.of(receipts[self._messages.name])
+        self._counts = counts = PassCounts.of(receipts[self._messages[-1].name])
         settings = self.pass_settings.settings
         down = counts.outages + self._outages
         is_share = counts.outages >= settings.circuit_share * counts.tried
@@ -450,19 +471,18 @@ class MessagePipeline(ExactlyOnce):
         self, df: DataFrame, txn: SinkTxnId, *, is_again: bool
     ) -> Mapping[str, Sequence[Receipt]]:
         session = df.sparkSession
-        reader: MessagesReader = self._messages.reader()
-        self._suspects = [*reader.suspects()]
-        back: ComeBack = self._messages.come_back(*self._limits)
+        readers: list[MessagesReader] = [sink.reader() for sink in self._messages]
+        self._suspects = [[*reader.suspects()] for reader in readers]
+        back: list[ComeBack] = [sink.come_back(*self._limits) for sink in self._messages]
         rows = rows_of_batch(df, self.pass_settings.reading, back)
         tasks = self._tasks or (8 if is_connect(df) else session.sparkContext.defaultParallelism)
         tee = PassTee(
             [(sink.name, sink.stager(txn)) for sink in self.sinks],
             self.pass_settings,
-            reader,
-            back.held,
+            [(reader, one.held) for reader, one in zip(readers, back, strict=True)],
             self._arrow,
             attempts=task_attempts(session),
-            is_careful=is_again or bool(self._suspects),
+            is_careful=is_again or any(self._suspects),
             is_alone=is_again,
         )
         # The ids of one message may have come under two keys, which only one task can see.
