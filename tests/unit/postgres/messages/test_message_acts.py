@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from semel.cli.app import app
 from semel.lease import Owner
 from semel.ledgers import open_ledger
-from semel.messaging.changes import Op
+from semel.messaging.changes import MessageChange, Op
 from semel.messaging.handle.claims import ClaimRequest, Duplicate, RunByPipeline
 from semel.operate import audit
-from semel.operate.audit import CycleUnsettled
+from semel.operate.audit import CycleUnsettled, acting, write_down
 from semel.operate.consumers import NotHandedOver, hand_over
 from semel.operate.parking import skip
 from semel.pipeline.sink import SinkOK
@@ -78,6 +78,31 @@ def test_an_act_is_refused_between_a_lost_driver_and_recovery_which_then_goes_th
     assert rows_of(database, "SELECT state, marker FROM processed_message") == [("COMPLETED", "")]
     with pytest.raises(audit.NoSuchMessage):
         asked(url, lambda database: skip(database, CONSUMER, "a", **ANN))
+
+
+def test_an_act_that_locked_nothing_before_it_wrote_looks_at_the_books_afterwards(
+    url, sink, database
+):
+    of, promised = txn(), []
+
+    def promise_and_die():
+        promised.append(prepared(sink, of, MessageChange(Op.VERSION, key="k", version=1)))
+        sink.close()
+
+    async def pass_over(database):
+        async with acting(database) as unit:
+            await asyncio.to_thread(promise_and_die)
+            await unit.versions.advance(CONSUMER, "k", 4)
+            await write_down(unit, "ann", "gap.pass", CONSUMER, reason="it never comes")
+
+    with pytest.raises(CycleUnsettled):
+        asked(url, pass_over)
+    recovering = MessagesSink(url, CONSUMER)
+    outcome = recovering.commit(of, promised[0].token)
+    recovering.close()
+
+    assert isinstance(outcome, SinkOK), outcome
+    assert rows_of(database, "SELECT key, version FROM aggregate_version") == [("k", 1)]
 
 
 def test_an_act_waits_for_a_cycle_that_commits_and_finds_what_it_did(url, sink, monkeypatch):
