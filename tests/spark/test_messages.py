@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
 
 from semel import (
     MessagePipeline,
@@ -224,6 +225,44 @@ def test_a_batch_stands_still_while_a_dependency_is_down_and_the_query_lives(top
     assert topic.ask("select count(*) from waiting_message") == [(0,)]
 
 
+@pytest.mark.parametrize("kept_out_by", ["positions", "a state store"])
+def test_without_claims_something_else_keeps_repetitions_out(
+    topic: Topic, kept_out_by: str
+) -> None:
+    def effect(message):
+        yield "documents", {"id": message.id, "version": 1, "title": ""}
+
+    def pipeline() -> Any:
+        schema = "id string, version long, title string"
+        return MessagePipeline(
+            "indexer",
+            database=topic.url,
+            handler=effect,
+            id_from=FromCoordinates() if kept_out_by == "positions" else None,
+            sinks=[PostgresSink(topic.url, "documents", write="append", schema=schema)],
+            claims="failed",
+            tasks=2,
+        )
+
+    records = topic.stream
+
+    def without_repetitions() -> Any:
+        named = "string(filter(headers, one -> one.key = 'message-id')[0].value)"
+        stream = records().withColumn("id", expr(named)).withWatermark("timestamp", "1 hour")
+        return stream.dropDuplicatesWithinWatermark(["id"])
+
+    if kept_out_by == "a state store":
+        topic.stream = without_repetitions  # type: ignore[method-assign]
+    repeats = kept_out_by == "a state store"
+    for names in (["m1", "m2", "m1"], ["m2", "m3"]):
+        for name in names:
+            topic.put(name, {"version": 1})
+        topic.run(pipeline())
+
+    assert len(topic.documents()) == (3 if repeats else 5)
+    assert topic.ask("select count(*) from processed_message") == [(0,)]
+
+
 def test_two_databases_share_the_keys_of_a_consumer(
     topic: Topic, postgres_server: PostgresServer
 ) -> None:
@@ -270,7 +309,8 @@ def test_two_databases_share_the_keys_of_a_consumer(
     counts = "select outcome, sum(total)::int from cycle_outcome group by 1"
     assert sorted(ask(topic.url, counts)) == sorted(ask(second, counts))
     assert sum(number for _, number in ask(second, counts)) == 25
-    with pytest.raises(StreamingQueryException, match="messages"):
+    topic.put("m13", {"version": 1, "title": "one"}, "k1")
+    with pytest.raises(StreamingQueryException, match="messages-1-of-2"):
         topic.run(topic.pipeline(indexing()))
 
 

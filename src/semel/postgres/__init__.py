@@ -2,6 +2,7 @@
 
 sink        rows in a table, once each
 messages    the sink for what a batch of messages changes; the registry; what a pass asks
+lean        claims of 32 bytes, in a table for each day, and the filters of days that are over
 message_statements   its list of statements, and the tables that they name
 staging     staging mode: one table per task, one final transaction; the way out if it is refused
 prepared    prepared mode: a prepared transaction per task

@@ -186,6 +186,8 @@ def first_raising(rows: DataFrame, wide: Callable[[DataFrame], DataFrame]) -> Re
         return False
 
     rows = rows.withColumn("waits", f.col("waiting").isNotNull())
+    if not raises(rows):
+        return None
     groups = rows.select("waits", "topic", "partition").distinct().collect()
     for group in groups:
         here = [f.col(name).eqNullSafe(f.lit(group[name])) for name in group.asDict()]

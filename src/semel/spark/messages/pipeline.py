@@ -318,7 +318,7 @@ class MessagePipeline(ExactlyOnce):
             tried.rows[self._user_sinks[place].name] = rows
 
     def _rehearse(self, message: Message) -> DryRun:
-        """Run the pass over one message, whatever its version, as a dry run shows it."""
+        """Run the pass over one message of any version, as a dry run shows it."""
         if self.pass_settings.handler is None:
             return DryRun(message.id, not_possible="Spark makes its rows, in a query only")
         record = StoredRecord(
@@ -491,12 +491,12 @@ class MessagePipeline(ExactlyOnce):
             return run_tasks(sorted_rows, tee)
         try:
             return run_tasks(self._with_rows(sorted_rows), tee)
-        except (Permanent, Retryable) as error:
+        except Permanent as error:
             record = first_raising(rows, self._with_rows)
             if record is None:
                 raise
             one = self.pass_settings.reading.read(record)
-            raise type(error)(
+            raise Permanent(
                 f"{error}; the first message at which an expression raises is {one.id!r}, "
                 f"{record.at}: use try_cast and its like, or failure="
             ) from None
