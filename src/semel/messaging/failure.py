@@ -18,6 +18,7 @@ Never the text of an exception: drivers translate and change it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import time
@@ -227,16 +228,31 @@ class Classification:
         """Return the class and code of *error*; an unknown error is poison, with few attempts.
 
         For an exception group one of its exceptions decides: a database conflict, then one
-        that will always fail, then a known one, then the first.
+        that will always fail, then a known one, then the first.  An unknown error that was raised
+        ``from`` an outage is that outage.
         """
         rule, code = self._code(error)
         if isinstance(error, BaseExceptionGroup) and rule is None:
             return min(map(self.classify, error.exceptions), key=_decides)
+        after = retry_after_of(error)
+        if rule is None and code == UNKNOWN_CODE:
+            code, after = self._outage_below(error, after)
         failure_class, retryable = self._class(error, rule, code)
         kind = type(error)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        after = retry_after_of(error)
         return Classified(failure_class, code, reason_of(error), name, retryable, after)
+
+    def _outage_below(self, error: BaseException, after: float | None) -> tuple[str, float | None]:
+        """Return the code of the outage that *error* was raised from, and the seconds to wait."""
+        seen = {id(error)}
+        while (cause := error.__cause__) is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            error = cause
+            inside = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+            _, code = self._code(inside)
+            if self.codes.get(code) in OUTAGES:
+                return code, after or retry_after_of(inside)
+        return UNKNOWN_CODE, after
 
     def _code(self, error: BaseException) -> tuple[type[BaseException] | None, str]:
         """Return the type whose rule gives a code, and the code."""
@@ -325,10 +341,22 @@ CLIENT_CODES: Final[Mapping[str, str]] = {
     "requests.ConnectionError": "CONNECTION_LOST",
     "requests.Timeout": "TIMEOUT",
     "aiohttp.ClientConnectionError": "CONNECTION_LOST",
+    "urllib.URLError": "CONNECTION_LOST",
     "urllib3.HTTPError": "CONNECTION_LOST",
     "socket.gaierror": "CONNECTION_LOST",
+    "smtplib.SMTPServerDisconnected": "CONNECTION_LOST",
+    "smtplib.SMTPConnectError": "CONNECTION_LOST",
+    "botocore.ConnectionError": "CONNECTION_LOST",
+    "botocore.HTTPClientError": "CONNECTION_LOST",
+    "redis.ConnectionError": "CONNECTION_LOST",
+    "redis.TimeoutError": "TIMEOUT",
+    "psycopg.OperationalError": "CONNECTION_LOST",
+    "psycopg2.OperationalError": "CONNECTION_LOST",
 }
-"""The codes of exceptions of HTTP clients, by package and class: they need not be installed."""
+"""The codes of exceptions of clients, by package and class: they need not be installed.
+
+Those of a database count only if no server has answered with an SQLSTATE.
+"""
 
 STATUS_CODES: Final[Mapping[object, str]] = {
     429: "RATE_LIMITED",
@@ -338,16 +366,39 @@ STATUS_CODES: Final[Mapping[object, str]] = {
 
 
 def _code_of_client(error: BaseException) -> str | None:
-    """Return the code of an HTTP client's exception: by the answer's status, or by its class."""
+    """Return the code of a client's exception: by the answer's status, or by its class."""
     try:
-        answer = getattr(error, "response", error)
-        status = getattr(answer, "status_code", None) or getattr(answer, "status", None)
-        if status in STATUS_CODES:
-            return STATUS_CODES[status]
+        answer: Any = getattr(error, "response", error)
+        if isinstance(answer, dict):  # botocore's
+            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        else:
+            status = getattr(answer, "status_code", None) or getattr(answer, "status", None)
+        if isinstance(status, int):
+            return STATUS_CODES.get(status)
+        if getattr(error, "sqlstate", None) or getattr(error, "pgcode", None):
+            return None
     except Exception:  # noqa: BLE001  a strange attribute must not hide the failure
         return None
     names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__)
     return next((CLIENT_CODES[name] for name in names if name in CLIENT_CODES), None)
+
+
+UNREACHABLE: Final = frozenset(
+    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+)
+
+
+def _code_of_os(error: BaseException) -> str | None:
+    """Return the code of a host that cannot be reached."""
+    if getattr(error, "errno", None) in UNREACHABLE:
+        return "CONNECTION_LOST"
+    # A host with several addresses, all of which failed: asyncio raises a bare OSError.
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    is_asyncios = where.partition(".")[0] in ("asyncio", "uvloop")
+    return "CONNECTION_LOST" if type(error) is OSError and is_asyncios else None
 
 
 def _own_code(error: BaseException) -> str | None:
@@ -362,6 +413,7 @@ CLASSIFICATION: Final = Classification(
         asyncio.TimeoutError: "TIMEOUT",
         ConnectionError: "CONNECTION_LOST",
         PermissionError: "AUTHORIZATION_FAILED",
+        OSError: _code_of_os,
         Misuse: "HANDLER_MISUSE",
         Permanent: "REJECTED",
         Fenced: "DATABASE_CONFLICT",

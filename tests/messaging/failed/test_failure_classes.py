@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import pickle
 import socket
+from http.client import HTTPMessage
+from smtplib import SMTPServerDisconnected
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -89,6 +94,15 @@ def client_error(module, *names):
     return kind("down")
 
 
+def given(error, **attributes):
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+SLOW_DOWN = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -102,10 +116,75 @@ def client_error(module, *names):
         (client_error("requests.exceptions", "ConnectionError", "SSLError"), "CONNECTION_LOST"),
         (client_error("aiohttp.client_exceptions", "ClientConnectionError"), "CONNECTION_LOST"),
         (client_error("mine", "ConnectError"), "HANDLER_FAILED"),
+        (URLError(ConnectionRefusedError(111, "refused")), "CONNECTION_LOST"),
+        (HTTPError("http://x", 503, "down", HTTPMessage(), None), "DEPENDENCY_UNAVAILABLE"),
+        (HTTPError("http://x", 404, "no such page", HTTPMessage(), None), "HANDLER_FAILED"),
+        (SMTPServerDisconnected("closed"), "CONNECTION_LOST"),
+        (OSError(errno.EHOSTUNREACH, "no route to host"), "CONNECTION_LOST"),
+        (OSError(errno.ENOSPC, "no space left"), "HANDLER_FAILED"),
+        (OSError("the image is truncated"), "HANDLER_FAILED"),
+        (client_error("redis.exceptions", "ConnectionError"), "CONNECTION_LOST"),
+        (client_error("botocore.exceptions", "HTTPClientError"), "CONNECTION_LOST"),
+        (
+            given(client_error("botocore.exceptions", "ClientError"), response=SLOW_DOWN),
+            "DEPENDENCY_UNAVAILABLE",
+        ),
+        (given(client_error("psycopg", "OperationalError"), sqlstate=None), "CONNECTION_LOST"),
+        (given(client_error("psycopg", "OperationalError"), sqlstate="55000"), "HANDLER_FAILED"),
     ],
 )
-def test_an_http_client_that_gets_no_answer_meets_an_outage(error, code):
+def test_a_client_that_gets_no_answer_meets_an_outage(error, code):
     assert CLASSIFICATION.classify(error).code == code
+
+
+def test_a_host_whose_addresses_all_refuse_is_an_outage():
+    async def refused(*hosts):
+        loop = asyncio.get_running_loop()
+
+        async def addresses(*_, **__):
+            flags = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+            return [(*flags, (host, 1)) for host in hosts]
+
+        loop.getaddrinfo = addresses
+        with pytest.raises(OSError, match="Multiple exceptions") as raised:
+            await asyncio.open_connection("service", 1)
+        return raised.value
+
+    error = asyncio.run(refused("127.0.0.1", "127.0.0.2"))
+
+    assert type(error) is OSError
+    assert CLASSIFICATION.classify(error).code == "CONNECTION_LOST"
+
+
+def raised_from(cause, error=None):
+    error = error or KeyError("payments are not possible")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "after"),
+    [
+        (raised_from(ConnectionRefusedError(111, "refused")), "CONNECTION_LOST", None),
+        (raised_from(raised_from(TimeoutError())), "TIMEOUT", None),
+        (raised_from(ExceptionGroup("both", [ConnectionResetError()])), "CONNECTION_LOST", None),
+        (raised_from(RetryableMessageError("x", "RATE_LIMITED", 7)), "RATE_LIMITED", 7),
+        (raised_from(ValueError("bad")), "HANDLER_FAILED", None),
+        (raised_from(TimeoutError(), PermissionError()), "AUTHORIZATION_FAILED", None),
+        (raised_from(TimeoutError(), NonRetryableMessageError("no")), "REJECTED", None),
+    ],
+)
+def test_an_error_of_ones_own_that_is_raised_from_an_outage_is_one(error, code, after):
+    found = CLASSIFICATION.classify(error)
+
+    assert (found.code, found.retry_after) == (code, after)
+
+
+def test_causes_that_go_round_are_no_outage():
+    one, other = KeyError(1), KeyError(2)
+    one.__cause__, other.__cause__ = other, one
+
+    assert CLASSIFICATION.classify(one).code == "HANDLER_FAILED"
 
 
 @pytest.mark.parametrize("give", ["response.status_code", "status", "status_code"])
