@@ -33,7 +33,7 @@ from semel.messaging.failure import (
 from semel.messaging.handle.cancel import called
 from semel.messaging.handle.claims import ClaimAnswer, Duplicate
 from semel.messaging.handle.thread import call_plain
-from semel.messaging.outcome import Handled, Outcome
+from semel.messaging.outcome import Handled, Outcome, RetryLater
 from semel.messaging.records import DeadLetter, StoredMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules, id_place_of, settings_of
@@ -112,6 +112,12 @@ class Circuit:
         """Note that a message is tried while it is open: the next one waits twice as long."""
         self._interval = min(2 * self._interval, LONGEST_SECONDS)
         self._next_try = self.clock.monotonic() + self._interval
+
+    def not_tried(self) -> None:
+        """Take back `trying`: its handler was not called, as for a duplicate."""
+        if self.is_open:
+            self._interval = max(self._interval / 2, FIRST_SECONDS)
+            self._next_try = self.clock.monotonic()
 
     def spares(self, failure: Classified) -> bool:
         """Return whether *failure* counts as no attempt; open the circuit if it is one too many."""
@@ -278,6 +284,8 @@ class Consumer:
             self.circuit.succeeded()
         elif failure is not None:
             self.circuit.failed(failure)
+        elif not isinstance(outcome, RetryLater):
+            self.circuit.not_tried()
 
     def classification(self, known: Classification) -> Classification:
         """Return the rules for failures: its own, then its policy's codes, then *known*.

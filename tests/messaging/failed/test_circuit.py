@@ -17,6 +17,7 @@ from semel.messaging import handler as circuit
 from semel.messaging.classic import MessageEnvelope, consume_envelope
 from semel.messaging.failure import CLASSIFICATION, RetryableMessageError, retry_after_of
 from semel.messaging.handler import Circuit, consumer
+from semel.messaging.outcome import RetryLater, Skipped
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
@@ -279,6 +280,29 @@ def test_the_waits_grow_and_the_other_system_may_ask_for_longer_ones(monkeypatch
     found.succeeded()
     assert not found.is_open
     assert found.seconds_left == 0
+
+
+def test_duplicates_do_not_lengthen_an_outage(monkeypatch):
+    """Behind a message that comes back, all that was handled is delivered again."""
+    monkeypatch.setattr(circuit, "FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(circuit, "LONGEST_SECONDS", 60.0)
+    clock, one = SimulatedClock(), Outage(calls_until_up=0).consumer
+    found = one.circuit
+    found.clock = clock
+    for _ in range(4):
+        if not found.spares(failure(DOWN)):
+            found.failed(failure(DOWN))
+
+    for _ in range(100):
+        clock.advance(found.seconds_left)
+        found.trying()
+        one.note(Skipped("duplicate"))
+    assert found.is_open
+    assert found.seconds_left == 0
+
+    found.trying()
+    one.note(RetryLater(1.0, failure(DOWN)))
+    assert found.seconds_left == 2
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,10 @@ async def _park_unhandled(
     return ParkedAway(why.reason, why)
 
 
+def _is_failure(outcome: Outcome) -> bool:
+    return getattr(outcome, "failure", None) is not None
+
+
 class RetryWorker:
     """Runs `retry_due` whenever a message may be due."""
 
@@ -308,7 +312,7 @@ class RetryWorker:
                     stopping=self._ends_now,
                     group=self._group,
                 )
-                if was_open and circuit.is_open and done:
+                if was_open and circuit.is_open and any(_is_failure(one) for _, one in done):
                     circuit.trying()
                     continue
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
