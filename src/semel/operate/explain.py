@@ -180,8 +180,8 @@ async def explain_message(
 
 async def _consumers(unit: OperatorUnit, message_id: str) -> list[str]:
     names = set(await unit.claims.consumers_of(message_id))
-    letters = await unit.dead_letters.find(DeadLetterFilter(message_id=message_id), MOST)
-    waiting = await unit.waiting.find(WaitingFilter(message_id=message_id), MOST)
+    letters = await unit.dead_letters.outlines(DeadLetterFilter(message_id=message_id), MOST)
+    waiting = await unit.waiting.outlines(WaitingFilter(message_id=message_id), MOST)
     names |= {letter.consumer for letter in letters} | {kept.consumer for kept in waiting}
     return sorted(names | set(await unit.inbox.consumers_of(message_id)))
 

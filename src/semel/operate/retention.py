@@ -272,6 +272,7 @@ def _expiring(
             await unit.inbox.close(*one, DELETED)
             await close_claim(unit, *one, ClaimState.FAILED_TERMINAL, DELETED)
             await unit.attempts.erase(MessageFilter(*one))
+            await unit.revisions.erase(MessageFilter(*one))
             said: dict[str, Any] = {
                 "hash": letter.payload_hash,
                 "first_failed_at": letter.first_failed_at,
@@ -502,7 +503,7 @@ async def _erase_message(
         inbox = await _erase_inbox(unit, which)
         outbox = await unit.outbox.erase(message_id=name)
         await unit.attempts.erase(which)
-        letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
+        letters = await unit.dead_letters.outlines(DeadLetterFilter(message_id=name), MOST_NAMES)
         dead_lettered_by = {letter.consumer for letter in letters}
         for consumer in {*consumers, *await unit.inbox.consumers_of(name), *dead_lettered_by}:
             outbox += await unit.outbox.erase(parent=parent_of(consumer, name))
@@ -525,8 +526,10 @@ async def _names(unit: OperatorUnit, message_id: str) -> set[str]:
     while todo:
         name = todo.pop()
         known.add(name)
-        letters = await unit.dead_letters.find(DeadLetterFilter(conflicts_with=name), MOST_NAMES)
-        waiting = await unit.waiting.find(WaitingFilter(conflicts_with=name), MOST_NAMES)
+        letters = await unit.dead_letters.outlines(
+            DeadLetterFilter(conflicts_with=name), MOST_NAMES
+        )
+        waiting = await unit.waiting.outlines(WaitingFilter(conflicts_with=name), MOST_NAMES)
         found = {letter.message_id for letter in letters} | {one.message_id for one in waiting}
         todo |= (found | await unit.revisions.other_names(name)) - known
     return known
@@ -541,7 +544,7 @@ async def _erase_waiting(
     """
     erased = await unit.waiting.erase(which)
     closed = held = 0
-    while page := await unit.waiting.find(which, PAGE):
+    while page := await unit.waiting.outlines(which, PAGE):
         for message in page:
             held += await _close(unit, message)
         closed += len(page)

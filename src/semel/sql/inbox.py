@@ -203,9 +203,8 @@ class SqlInboxStore(ConnectionStore):
 
     async def unhandled(self, which: MessageFilter) -> Sequence[tuple[str, str]]:
         open_now = (_M.processed_at.is_(None), _M.due_at.is_not(None))
-        found = await self._run(
-            select(inbox_message).where(matching(inbox_message, which), *open_now)
-        )
+        meant = select(*without_payload(inbox_message)).where(matching(inbox_message, which))
+        found = await self._run(meant.where(*open_now))
         return [(one.consumer, one.message_id) for one in map(_message, found)]
 
     async def erase(self, which: MessageFilter) -> int:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
 from semel.cli.plain import plain, shortened
-from semel.messaging.records import DeadLetterFilter, WaitingFilter
+from semel.message import Message
+from semel.messaging.records import DeadLetterFilter, InboxMessage, WaitingFilter, conflict_id
 from semel.messaging.send.outbox import OutboxEntry
 from semel.operate.deadletters import dead_letters
+from semel.operate.explain import explain_message
 from semel.operate.outbox import parked_entries
 from semel.operate.parking import held_keys, waiting_messages
-from tests.messaging.act_world import bury, park
+from semel.operate.retention import erase
+from tests.messaging.act_world import ANN, bury, park
 
 ON = ("--consumer", "billing")
 ACTS = "\x1b]0;you are root\x07\x9b31m"
@@ -190,3 +194,28 @@ def test_a_list_loads_no_payloads(books):
     messages, entries = books.fill(listed)
     assert {one.payload for one in messages} == {None}
     assert {one.value for one in entries} == {None}
+
+
+def test_erasing_and_explaining_load_no_payloads_of_others(books):
+    """A key, or the conflicts with one id, may have more bytes than there is memory."""
+    size, number = 1_000_000, 8
+
+    async def store(world):
+        for n in range(number):
+            message = Message(f"i{n}", None, b"x" * size, "k")
+            async with world.database.begin() as unit:
+                await unit.inbox.store(InboxMessage.of("billing", message))
+            await bury(world, conflict_id("m1", f"{n:016}"), payload=b"y" * size)
+
+    async def erased(world):
+        tracemalloc.start()
+        await explain_message(world.database, "m1")
+        await erase(world.database, message_id="m1", **ANN)
+        await erase(world.database, key="k", **ANN)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    books.fill(store)
+
+    assert books.fill(erased) < 3 * size

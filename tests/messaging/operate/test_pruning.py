@@ -20,7 +20,13 @@ from semel.operate.completeness import audit_completeness
 from semel.operate.deadletters import retry_dead_letter, skip_dead_letter
 from semel.operate.replay import abandon_replay
 from semel.operate.retention import Pruned, ReplayRuns, Retention, prune, shortest_ttl
-from semel.operate.stores import ApprovalAsked, ApprovalDecision, ReplayRun, ReplayState
+from semel.operate.stores import (
+    ApprovalAsked,
+    ApprovalDecision,
+    ReplayRun,
+    ReplayState,
+    Revision,
+)
 from semel.policy.vocabulary import Duplicates
 from tests.messaging.act_world import BILLING, acts, bury, claim_of, park, queue
 from tests.messaging.places import InPostgres, InSqlite
@@ -50,6 +56,9 @@ class Pruning(DatabaseContract):
     async def test_dead_letters_expire_by_policy_and_the_trail_names_each(self, world):
         for name in ("d1", "d2", "d3"):
             await bury(world, name)
+        async with world.database.begin() as unit:
+            letter = await unit.dead_letters.get(BILLING, "d1")
+            await unit.revisions.add(Revision.of(letter))
         await world.age(2 * WEEK)
         await bury(world, "new")
         expiring = replace(SETTINGS, expire_dead_letters=True)
@@ -67,6 +76,7 @@ class Pruning(DatabaseContract):
         assert (await claim_of(world, "d1")).state is ClaimState.FAILED_TERMINAL
         async with world.database.begin() as unit:
             assert await unit.dead_letters.count(DeadLetterFilter()) == 1
+            assert [one.payload for one in await unit.revisions.of(BILLING, "d1")] == [None]
 
     @in_world
     async def test_rows_are_deleted_in_small_transactions_with_progress(self, world):
