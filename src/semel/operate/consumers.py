@@ -137,6 +137,8 @@ class InboxList:
     """How many a worker will try; the list also holds those that failed."""
 
     messages: Sequence[InboxMessage]
+    has_more: bool
+    """There are more than were asked for."""
 
     @property
     def needs_attention(self) -> bool:
@@ -147,8 +149,9 @@ class InboxList:
 async def inbox_messages(database: OperatorDatabase, consumer: str, limit: int) -> InboxList:
     """List the messages of an inbox that are not handled, the oldest first."""
     async with database.begin() as unit:
-        found = await unit.inbox.outlines(consumer, limit)
-        return InboxList(consumer, await unit.inbox.pending(consumer), found)
+        found = await unit.inbox.outlines(consumer, limit + 1)
+        due = await unit.inbox.pending(consumer)
+        return InboxList(consumer, due, found[:limit], len(found) > limit)
 
 
 class NotHandedOver(NeedsOperator):

@@ -193,12 +193,29 @@ async def _ask(
     return request
 
 
-async def _decide(
-    unit: OperatorUnit, number: int, actor: str, decision: ApprovalDecision
-) -> Approval:
+async def open_request(database: OperatorDatabase, number: int) -> Approval:
+    """Return a request that waits for a second person.
+
+    Raises:
+        Misuse: there is no such request, or it was decided already.
+    """
+    async with database.begin() as unit:
+        return await _need_open(unit, number)
+
+
+async def _need_open(unit: OperatorUnit, number: int) -> Approval:
     request = await unit.approvals.get(number)
     if request is None:
         raise Misuse(f"there is no request {number}")
+    if request.decision is not ApprovalDecision.OPEN:
+        raise Misuse(f"request {number} was decided already")
+    return request
+
+
+async def _decide(
+    unit: OperatorUnit, number: int, actor: str, decision: ApprovalDecision
+) -> Approval:
+    request = await _need_open(unit, number)
     if same_name(request.asked_by, need_actor(actor)):
         raise SamePerson(number, request.asked_by)
     decided = await unit.approvals.decide(number, actor.strip(), decision)

@@ -7,14 +7,20 @@ import asyncio
 import pytest
 
 from semel.message import Message, Partition
+from semel.messaging.handler import consumer
 from semel.messaging.records import Gap, InboxMessage, Member
 from semel.messaging.send.outbox import OutboxEntry
+from semel.messaging.settings import ConsumerSettings
 from semel.operate.consumers import overview
 from semel.sql.database import SqlDatabase
 from tests.messaging.act_world import bury, park
 from tests.stores.world import DatabaseWorld
 
 ON = ("--consumer", "billing")
+
+
+@consumer("billing", policy=ConsumerSettings(versioned=True))
+async def billing(message): ...
 
 
 async def fill(world):
@@ -68,7 +74,16 @@ def test_the_inbox_is_listed_without_payloads(books):
 
     assert [one["message_id"] for one in found["messages"]] == ["i1"]
     assert (found["due"], "payload" in found["messages"][0]) == (1, False)
+    assert found["has_more"] is False
     assert "i1" in books.read("inbox", "--consumer", "inboxed")
+
+    async def more(world):
+        async with world.database.begin() as unit:
+            await unit.inbox.store(InboxMessage.of("inboxed", Message("i2", {}, b"{}")))
+
+    books.fill(more)
+    first = books.read("inbox", "--consumer", "inboxed", "--limit", "1")
+    assert "1 message in inbox inboxed, 2 due; there are more, see --limit" in first
 
 
 @pytest.mark.parametrize(
@@ -105,6 +120,7 @@ def test_a_consumer_that_nobody_knows_is_a_wrong_argument_everywhere(books, comm
         ("outbox", "retry", "nothing"),
         ("outbox", "drop", "nothing"),
         ("gaps", "close", "--key", "nothing", *ON),
+        ("gaps", "close", "--key", "nothing", "--pass-over", "--handler", f"{__name__}:billing"),
     ],
 )
 def test_nothing_is_asked_about_what_does_not_exist(books, command):
@@ -112,6 +128,21 @@ def test_nothing_is_asked_about_what_does_not_exist(books, command):
 
     assert "[y/N]" not in text
     assert "nothing" in text
+
+
+@pytest.mark.parametrize("more", [(), ("--refuse",)])
+def test_nothing_is_asked_about_a_request_that_does_not_exist_or_is_decided(books, more):
+    ann, bob = ("--actor", "ann", "--reason", "because"), ("--actor", "bob", *more)
+    assert "there is no request 1" in books.read("parking", "approve", "1", *bob, code=2)
+
+    books.act("dlq", "delete", "d1", *ON, "--actor", "ann")
+    asked = books.read("parking", "approve", "1", *bob, answer="n\n", code=130)
+    books.ask("parking", "approve", "1", *bob, "--shared-account", "--yes")
+    decided = books.read("parking", "approve", "1", *ann, code=2)
+
+    assert "d1 of billing" in asked
+    assert "request 1 was decided already" in decided
+    assert "[y/N]" not in decided
 
 
 @pytest.mark.postgres

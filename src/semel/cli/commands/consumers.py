@@ -12,7 +12,7 @@ from semel.cli.database import Actor, Books, ConsumerOption, LimitOption, acting
 from semel.cli.messages import is_erased
 from semel.cli.options import LEDGER_VARIABLE, LedgerOption
 from semel.cli.preamble import command
-from semel.cli.render import Field, Line, Rows, Shape, at, bold, cell_of, name_of, some_of
+from semel.cli.render import Field, Line, Rows, Shape, at, bold, cell_of, counted, name_of
 from semel.cli.target import open_existing
 from semel.messaging.records import InboxMessage
 from semel.messaging.tables import split_schema
@@ -140,5 +140,6 @@ def _outbox_line(status: OutboxStatus) -> Line:
 
 def _inbox_lines(found: InboxList) -> Iterator[Line | Rows]:
     yield MESSAGE.table(found.messages)
-    yield some_of(len(found.messages), len(found.messages), "message", f"inbox {found.consumer}")
-    yield f"{cell_of(found.due)} due"
+    more = "; there are more, see --limit" if found.has_more else ""
+    shown = counted(len(found.messages), "message")
+    yield f"{shown} in inbox {found.consumer}, {found.due:,} due{more}"

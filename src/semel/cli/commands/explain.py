@@ -153,6 +153,7 @@ def close(
         raise Misuse("give --consumer NAME, or --pass-over with --handler MODULE:NAME")
     if spec is not None:
         handler = load_consumer(spec)
+        actor.ask(gaps_of_key, handler.name, key)
         actor.confirm(f"Go on without the missing versions of {key!r} for {handler.name}?")
         gaps = actor.ask(pass_over_gaps, handler, key, **actor.given)
     elif consumer is not None:

@@ -351,10 +351,9 @@ def approve(
     """
     actor = replace(actor, account=replace(actor.account, shared=shared_account))
     decide = deletion.refuse_delete if refuse else deletion.approve_delete
-    question = (
-        f"Refuse request {number}?" if refuse else f"Delete permanently, by request {number}?"
-    )
-    actor.confirm(question)
+    asked = actor.ask(deletion.open_request, number)
+    what = f"{asked.message_id} of {asked.consumer}"
+    actor.confirm(f"Keep {what}?" if refuse else f"Delete {what} permanently?")
     decided = Request(actor.ask(decide, number, **actor.given), actor.name)
     actor.reply(decided, _decided_lines)
 
