@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from semel.errors import Misuse
@@ -380,10 +380,25 @@ def test_a_session_that_does_not_begin_by_itself_is_begun(run):
     run(scenario)
 
 
-def test_a_sync_session_and_missing_tables_are_refused_with_the_way_out(tmp_path):
-    with pytest.raises(Misuse, match="claim_sync"):
-        SqlAlchemyProcessedMessageStore(Session())  # type: ignore[arg-type]
+def test_a_scoped_session_claims_as_the_session_that_it_stands_for(run):
+    async def scenario(shop: Shop) -> None:
+        session = async_scoped_session(shop.session_factory, asyncio.current_task)
+        assert await Orders(SqlAlchemyProcessedMessageStore(session)).consume(EVENT)
+        await session.commit()
+        await session.remove()
 
+        assert await shop.orders() == ["evt-1"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("given", [Session(), async_sessionmaker()])
+def test_what_is_no_async_session_is_refused_with_the_way_out(given):
+    with pytest.raises(Misuse, match="claim_sync"):
+        SqlAlchemyProcessedMessageStore(given)
+
+
+def test_missing_tables_are_refused_with_the_way_out(tmp_path):
     async def scenario() -> None:
         engine = open_engine(f"sqlite:///{tmp_path}/empty.db")
         async with AsyncSession(engine) as session:

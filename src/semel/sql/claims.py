@@ -57,8 +57,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, insert, psycopg
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session
 
 from semel.errors import Misuse
 from semel.message import Coordinates, digest_of, producer_id
@@ -553,9 +553,11 @@ class SqlAlchemyProcessedMessageStore:
 
     def __init__(self, session: AsyncSession, *, schema: str | None = None) -> None:
         given: object = session
-        if isinstance(given, Session | scoped_session):
+        if isinstance(given, async_scoped_session):
+            session = given = given()
+        if not isinstance(given, AsyncSession):
             raise Misuse(
-                f"claims with SqlAlchemyProcessedMessageStore need an AsyncSession, got a "
+                f"claims with SqlAlchemyProcessedMessageStore need an AsyncSession, got "
                 f"{type(given).__name__}: make sessions with async_sessionmaker, or claim with "
                 f"semel.messaging.claim_sync"
             )
