@@ -525,6 +525,10 @@ def _consumer_settings(e: Effective) -> ConsumerSettings:
         stale=lease.stale,
         poison_attempts=e.poison_attempts or 1,
         handler_seconds=own.handler_seconds,
+        # The default is for the other modes.
+        leased_handler_seconds=own.handler_seconds
+        if "handler_seconds" in own.model_fields_set
+        else None,
         circuit_failures=own.circuit.failures if own.circuit.enabled else 0,
         circuit_share=own.circuit.share,
         batch=words.BatchPolicy.INDEPENDENT if own.batch is None else own.batch.policy,

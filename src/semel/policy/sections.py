@@ -496,8 +496,8 @@ class ConsumerPolicy(Section):
     circuit: CircuitTerms = CircuitTerms()
     """Standing still in an outage."""
     handler_seconds: Seconds = 300.0
-    """How long a handler may run; then it is cancelled, and the attempt has failed. Not in mode
-    `leased`.
+    """How long a handler may run; then it is cancelled, and the attempt has failed. In mode
+    `leased` only if it is given.
     """
     parking: Parking = Parking()
     """The parking lot."""

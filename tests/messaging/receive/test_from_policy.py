@@ -189,6 +189,9 @@ def test_the_time_limit_of_a_handler_and_the_circuit_are_taken_exactly():
 
     assert (found.handler_seconds, found.circuit_failures, found.circuit_share) == (12.0, 5, 0.8)
     assert chosen(circuit={"enabled": False}).circuit_failures == 0
+    leased = chosen(mode="leased", handlerSeconds=12, lease={"seconds": 15})
+    assert (found.leased_handler_seconds, leased.leased_handler_seconds) == (12.0, 12.0)
+    assert chosen(mode="leased", lease={"seconds": 15}).leased_handler_seconds is None
 
 
 def test_a_lease_is_taken_exactly():
