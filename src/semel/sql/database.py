@@ -120,12 +120,16 @@ class SqlDatabase:
 
     On PostgreSQL the tables are in the *schema*, which a URL may name, too: ``?schema=billing``.
     Without one they are where the search path finds them, or else in the schema ``semel``.
+
+    With a URL, *pool_size* connections are kept open, and ten more are opened when they are
+    needed: a runner needs one for each of its lanes and two for itself.
     """
 
     def __init__(
         self,
         engine: AsyncEngine | str,
         *,
+        pool_size: int | None = None,
         lock_seconds: float = LOCK_SECONDS,
         session_options: dict[str, Any] | None = None,
         schema: str | None = None,
@@ -134,7 +138,10 @@ class SqlDatabase:
         if isinstance(engine, str):
             engine, of_url = split_schema(engine)
             schema = of_url if schema is None else schema
-            engine = open_engine(engine, lock_seconds)
+            options = {} if pool_size is None else {"pool_size": pool_size}
+            engine = open_engine(engine, lock_seconds, **options)
+        elif pool_size is not None:
+            raise Misuse("the engine has a pool already: give pool_size= to what made it")
         self.schema = None if schema is None else checked(schema)
         self.engine = made_ready(engine, lock_seconds)
         guard_transactions(self.engine)
@@ -289,7 +296,7 @@ async def _committed(transaction: AsyncTransaction, connection: UnitConnection) 
         raise ours from error
 
 
-async def open_existing(url: str) -> SqlDatabase:
+async def open_existing(url: str, pool_size: int | None = None) -> SqlDatabase:
     """Open a database with semel's messaging tables in it.
 
     Raises:
@@ -301,7 +308,7 @@ async def open_existing(url: str) -> SqlDatabase:
     parsed = read_url(split_schema(url)[0])
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         raise Misuse(f"there is no file {parsed.database or ':memory:'}")
-    database = SqlDatabase(url)
+    database = SqlDatabase(url, pool_size=pool_size)
     try:
         async with opening(f"database {masked(url)}"), database.engine.connect() as connection:
             missing = await connection.run_sync(_missing_tables, database.schema)

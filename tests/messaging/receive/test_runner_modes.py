@@ -234,6 +234,11 @@ def test_more_workers_than_connections_are_refused(tmp_path):
         Runner(handle, subscription, small, RunnerSettings(concurrency=3))
         for many in (open_engine(url, pool_size=2, max_overflow=-1), "sqlite://"):
             Runner(handle, subscription, SqlDatabase(many), RunnerSettings(concurrency=99))
+        enough = SqlDatabase(url, pool_size=31)
+        Runner(handle, subscription, enough, RunnerSettings(concurrency=39))
+        with pytest.raises(Misuse, match="has a pool already"):
+            SqlDatabase(small.engine, pool_size=31)
+        await enough.close()
         await small.close()
 
     asyncio.run(scenario())

@@ -20,7 +20,9 @@ from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.kafka import broker as kafka_broker
 from semel.kafka.broker import KafkaBroker
+from semel.memory.broker import MemoryBroker
 from semel.messaging.handler import consumer
+from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RunnerSettings
 from semel.policy.vocabulary import Mode
 from tests.snapshots import compare, normal
@@ -97,6 +99,24 @@ def test_the_document_of_a_stopped_service_keeps_its_keys(tmp_path, monkeypatch)
     stopped = ask("run_shop:billing", "-t", "payments", "--relay", code=0)
 
     compare("run", {"run": normal(stopped, tmp_path)})
+
+
+def test_the_pool_has_a_connection_for_every_lane(monkeypatch):
+    async def subscribe(broker, service):
+        return await MemoryBroker({"t": 1}).subscribe(service.group, service.topics)
+
+    async def run(runner):
+        pools.append(runner.database.most_connections)
+
+    pools = []
+    monkeypatch.setattr("semel.cli.commands.run._subscribe", subscribe)
+    monkeypatch.setattr(Runner, "run_until_signal", run)
+
+    ask("run_shop:billing", "-t", "t", "--create-tables", code=0)
+    ask("run_shop:billing", "-t", "t", "--concurrency", "40", code=0)
+
+    assert pools[0] == 15
+    assert pools[1] >= 43
 
 
 def test_a_broker_and_a_database_must_be_named(monkeypatch):

@@ -25,7 +25,7 @@ from semel.cli.selection import ModeOption, load_consumer
 from semel.errors import MissingExtra, Misuse, Permanent, Retryable
 from semel.messaging.handler import Consumer
 from semel.messaging.handler import consumer as consumer_of
-from semel.messaging.receive.runner import Runner
+from semel.messaging.receive.runner import OWN_CONNECTIONS, Runner
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import RunnerSettings, settings_of
 from semel.policy.model import Policy
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("semel.run")
 
 BROKER_VARIABLE: Final = "SEMEL_BROKER"
+
+USUAL_CONNECTIONS: Final = 5
+"""As many as SQLAlchemy keeps open where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +235,9 @@ async def _serve(
     async with AsyncExitStack() as stack:
         if create_tables:
             await on_engine(tables, need_folder, create)
-        database = await open_existing(tables)
+        # One more for the relay.
+        needed = service.settings.concurrency + OWN_CONNECTIONS + 1
+        database = await open_existing(tables, max(needed, USUAL_CONNECTIONS))
         stack.push_async_callback(database.close)
         subscription = await _subscribe(broker, service)
         stack.push_async_callback(subscription.close)

@@ -723,7 +723,7 @@ def _check_pool(consumer: Consumer, database: Database, settings: RunnerSettings
         raise Misuse(
             f"consumer {consumer.name}: concurrency is {settings.concurrency}, which needs "
             f"{needed} connections, and the pool of its database has {most}; open it with "
-            f"SqlDatabase(open_engine(url, pool_size={needed})), or lower concurrency"
+            f"SqlDatabase(url, pool_size={needed}), or lower concurrency"
         )
 
 
