@@ -355,8 +355,11 @@ CLIENT_CODES: Final[Mapping[str, str]] = {
 }
 """The codes of exceptions of clients, by package and class: they need not be installed.
 
-Those of a database count only if no server has answered with an SQLSTATE.
+Those of a database count only if no server has answered; its SQLSTATE decides otherwise.
 """
+
+# The SQLSTATEs of no connection, of no room for one more, and of a server that stops or starts.
+DOWN_STATES: Final = ("08", "53", "57P")
 
 STATUS_CODES: Final[Mapping[object, str]] = {
     429: "RATE_LIMITED",
@@ -375,8 +378,9 @@ def _code_of_client(error: BaseException) -> str | None:
             status = getattr(answer, "status_code", None) or getattr(answer, "status", None)
         if isinstance(status, int):
             return STATUS_CODES.get(status)
-        if getattr(error, "sqlstate", None) or getattr(error, "pgcode", None):
-            return None
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if isinstance(state, str):
+            return "CONNECTION_LOST" if state.startswith(DOWN_STATES) else None
     except Exception:  # noqa: BLE001  a strange attribute must not hide the failure
         return None
     names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__)

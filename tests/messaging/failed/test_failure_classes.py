@@ -20,6 +20,7 @@ from semel.message import Message
 from semel.messaging.failure import (
     CLASSIFICATION,
     CODES,
+    UNKNOWN_CODE,
     FailureClass,
     NonRetryableMessageError,
     RetryableMessageError,
@@ -131,6 +132,8 @@ SLOW_DOWN = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode
         ),
         (given(client_error("psycopg", "OperationalError"), sqlstate=None), "CONNECTION_LOST"),
         (given(client_error("psycopg", "OperationalError"), sqlstate="55000"), "HANDLER_FAILED"),
+        (given(client_error("asyncpg", "AdminShutdownError"), sqlstate="57P01"), "CONNECTION_LOST"),
+        (given(client_error("asyncpg", "UniqueViolationError"), sqlstate="23505"), UNKNOWN_CODE),
     ],
 )
 def test_a_client_that_gets_no_answer_meets_an_outage(error, code):
