@@ -123,7 +123,7 @@ def test_a_wrong_argument_without_json_prints_none(books):
 
 
 def test_only_commands_that_can_rehearse_are_told_so(books):
-    error = books.ask("parking", "approve", "1", code=2)["error"]
+    error = books.ask("erase", "--key", "k", "--reason", "asked", code=2)["error"]
 
     assert "add --yes" in error
     assert "--dry-run" not in error
