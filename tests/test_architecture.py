@@ -311,7 +311,7 @@ def test_no_folder_has_more_files_than_a_stranger_can_look_through(tree):
     assert [f"{folder}: {n}" for folder, n in counts.items() if n > MOST_FILES] == []
 
 
-ENGINE_FILES, ENGINE_LINES = 46, 15_000
+ENGINE_FILES, ENGINE_LINES = 46, 15_100
 """The size of both engines now, the lines rounded up to a hundred.
 
 A feature raises it, in a commit that says why; everything else leaves it or lowers it.  The
