@@ -20,10 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from semel.errors import require
+from semel.errors import Permanent, require
 from semel.messaging.tables import lean_prefix
 from semel.postgres.books import run
-from semel.postgres.connect import Connection
+from semel.postgres.connect import TRUSTED, Connection
 from semel.postgres.statements import literal, quoted
 
 np: Any = require("numpy", "postgres")
@@ -73,7 +73,13 @@ class LeanClaims:
         day = "SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')"
         table = self._table(f"{self._prefix}{run(connection, [day])[0][0][0]}")
         columns = "id bytea PRIMARY KEY, hash bytea NOT NULL"
-        run(connection, [f"CREATE TABLE IF NOT EXISTS {table} ({columns})"])
+        owner = f"SELECT {TRUSTED} FROM pg_catalog.pg_class c WHERE c.oid = to_regclass"
+        made = [
+            f"CREATE TABLE IF NOT EXISTS {table} ({columns})",
+            f"{owner}({literal(table)})",
+        ]
+        if run(connection, made)[1] != [(True,)]:
+            raise Permanent(f"table {table} is another role's: drop it, or let that role run this")
         return table
 
     def days(self, connection: Connection) -> tuple[LeanDay, ...]:
@@ -86,7 +92,9 @@ class LeanClaims:
             b"right(c.relname, 8) < to_char(now() AT TIME ZONE 'UTC' - interval '1 day', "
             b"'YYYYMMDD') FROM pg_catalog.pg_class c "
             b"JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-            b"WHERE n.nspname = %s AND c.relname ~ %s AND c.relkind = 'r' ORDER BY 1",
+            b"WHERE n.nspname = %s AND c.relname ~ %s AND c.relkind = 'r' AND "
+            + TRUSTED.encode()
+            + b" ORDER BY 1",
             [self.schema, f"^{self._prefix}[0-9]{{8}}$"],
         ).fetchall()
         return tuple(
@@ -195,9 +203,11 @@ def _mapped(day: LeanDay, known: set[str], fetch: Callable[[str], bytes]) -> Any
     raw: bytes | None = None
     # Without a disk to share, each process has a copy of its own.
     with suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if path.parent.stat().st_uid != os.getuid():
+            raise PermissionError
         if not path.exists():
             raw = fetch(day.filter_table)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
             for old in path.parent.glob(64 * "?"):
                 if old.name not in known:
                     old.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from semel.messaging.tables import lean_prefix
 from semel.operate.retention import Retention, prune
 from semel.pipeline.sink import SinkOK, SinkRetryable
 from semel.postgres import lean
-from semel.postgres.lean import LeanDay, asked_of, lean_id
+from semel.postgres.lean import LeanClaims, LeanDay, asked_of, lean_id
 from semel.postgres.messages import LEAN, MessagesSink
 from tests.unit.postgres.messages.message_place import (
     CONSUMER,
@@ -206,6 +206,27 @@ def test_a_role_that_may_not_create_tables_is_told_so(url, sink, database):
     finally:
         given.close()
         database.execute("DROP OWNED BY plain; DROP ROLE plain")
+
+
+def test_a_table_that_another_role_made_in_our_place_is_not_used(url, sink, database):
+    day = f"semel.{lean_prefix(CONSUMER)}{datetime.now(UTC):%Y%m%d}"
+    database.execute("CREATE ROLE ours; GRANT USAGE, CREATE ON SCHEMA semel TO ours")
+    database.execute("GRANT ALL ON ALL TABLES IN SCHEMA semel TO ours; CREATE ROLE theirs")
+    database.execute(
+        f"CREATE TABLE {day} (id bytea, hash bytea); ALTER TABLE {day} OWNER TO theirs"
+    )
+    database.execute(f"GRANT ALL ON {day} TO ours")
+    given = MessagesSink(url, CONSUMER, connect={"options": "-c role=ours"})
+    given.claims = "lean"
+
+    try:
+        assert given.reader().days == ()
+        database.execute("SET ROLE ours")
+        with pytest.raises(Permanent, match="is another role's"):
+            LeanClaims("semel", CONSUMER).today(database)
+    finally:
+        given.close()
+        database.execute("RESET ROLE; DROP OWNED BY ours, theirs; DROP ROLE ours, theirs")
 
 
 def test_the_guarantee_says_who_reads_these_claims(sink):
