@@ -29,6 +29,7 @@ from semel.pipeline.twophase import Backoff, one_by_one
 from semel.pipeline.txn import CycleId, SinkTxnId
 from semel.policy.vocabulary import GapPolicy, GiveUp, RetryMode
 from semel.postgres.connect import pool
+from semel.postgres.lean import LeanClaims, lean_id
 from semel.postgres.messages import MessagesSink
 from semel.postgres.sink import PostgresSink
 from semel.spark.messages.handling import (
@@ -109,6 +110,7 @@ class Scene:
     clock: SimulatedClock = field(default_factory=SimulatedClock)
     """The ledger's: leases end when a test says so."""
 
+    claims: str = "all"
     attempts: int = 0
     repaired: set[str] = field(default_factory=set)
     """Messages at which the handler fails no more."""
@@ -116,7 +118,8 @@ class Scene:
     def __post_init__(self) -> None:
         self.ledger = MemoryLedger(self.clock)
         self.of_pass = PassSettings(
-            CONSUMER, self.handle, READING, SETTINGS, CLASSIFICATION, {"effects": 0}, [dict]
+            *(CONSUMER, self.handle, READING, SETTINGS, CLASSIFICATION, {"effects": 0}, [dict]),
+            is_lean=self.claims == "lean",
         )
 
     def handle(self, message: Message) -> Iterator[Any]:
@@ -134,6 +137,7 @@ class Scene:
             PostgresSink(self.url, "effects", name="effects", lock_seconds=0.3),
             MessagesSink(self.url, CONSUMER, lock_seconds=0.3),
         ]
+        sinks[1].claims = self.claims  # type: ignore[attr-defined]
         again = Backoff(tries=4, first_seconds=0.0)
         settings = Settings(
             LEASE_SECONDS, Takeover.FORCE, cycle_backoff=again, commit_backoff=again
@@ -231,6 +235,16 @@ class Scene:
                 what: database.execute(question.encode()).fetchall()
                 for what, question in QUESTIONS.items()
             }
+            tables = LeanClaims("semel", CONSUMER).days(database)
+            lean = [
+                one
+                for day in tables
+                for (one,) in database.execute(f"SELECT id FROM {day.table}".encode()).fetchall()
+            ]
+        named = {lean_id(name): name for name in expected}
+        found["claims"] = sorted(
+            [*found["claims"], *((named[one], "COMPLETED", "") for one in lean)]
+        )
         found["attempts"] = [one for one in found["attempts"] if one[0] not in acted]
         return [f"{what} {found[what]}" for what in wanted if sorted(wanted[what]) != found[what]]
 

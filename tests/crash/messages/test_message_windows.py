@@ -59,10 +59,10 @@ def place(quick_postgres_server) -> Iterator[str]:
 def new_scene(place) -> Callable[[], Scene]:
     """Return what makes a scene with empty tables and a ledger of its own."""
 
-    def make() -> Scene:
+    def make(**how: Any) -> Scene:
         pool().close_all()
         empty(place, "effects", "audit_entry", "audit_head", "message_revision")
-        return Scene(place)
+        return Scene(place, **how)
 
     return make
 
@@ -107,10 +107,11 @@ def told(scene: Scene, window: CrashWindow, ask: Callable[[Scene], Any], *, cras
 
 
 @every(24)
-def test_a_crash_at_a_window_loses_and_doubles_nothing(new_scene, windows, every):
+@pytest.mark.parametrize("claims", ["all", "lean"])
+def test_a_crash_at_a_window_loses_and_doubles_nothing(new_scene, windows, claims, every):
     wrong = {}
     for window in some(windows, every):
-        scene = new_scene()
+        scene = new_scene(claims=claims)
         told(scene, window, lambda _: None, crashes=True)
         wrong[window] = scene.verdicts()
 
