@@ -88,9 +88,14 @@ def changed_topics(ledger: Ledger, scope: Scope) -> dict[str, list[str]]:
 
 
 def owner_of_checkpoint(ledger: Ledger, scope: Scope, checkpoint: str) -> Scope | None:
-    """Return the other scope of this ledger that has used *checkpoint*."""
+    """Return the other scope of this ledger that has used *checkpoint*.
+
+    One without any attempt has only adopted it: under a mistyped name, it must be possible to
+    adopt it again under the right one.
+    """
     for other in ledger.scopes():
-        if other != scope and any(g.checkpoint == checkpoint for g in ledger.generations(other)):
+        has_it = any(g.checkpoint == checkpoint for g in ledger.generations(other))
+        if has_it and other != scope and ledger.history(other, 1):
             return other
     return None
 

@@ -458,7 +458,8 @@ def _refused(schema: str, user: str) -> Permanent:
     return Permanent(
         f"another role keeps semel's records in schema {schema}, and {user} may not use them: a "
         f"role that writes there could forge proofs. Give the sink records of its own, with "
-        f"bookkeeping_schema={own!r} and CREATE SCHEMA {quoted(own)} AUTHORIZATION {quoted(user)};"
+        f"bookkeeping_schema={own!r} and CREATE SCHEMA {quoted(own)} AUTHORIZATION {quoted(user)}; "
+        f"only if the pipeline itself had the other role before, make {user} a member of that one"
     )
 
 

@@ -299,6 +299,18 @@ def test_an_adoption_keeps_the_ids_of_topics(world, shell, tmp_path):
     assert ledger.positions(scope).ends["0", "orders/0"] == Position(20, "id-one")
 
 
+def test_a_checkpoint_that_was_adopted_under_a_mistyped_name_is_adopted_under_the_right_one(
+    world, shell, tmp_path
+):
+    write_checkpoint(tmp_path / "cp", [20, 30], finished=None)
+    command = ("adopt", "--checkpoint", str(tmp_path / "cp"), *WHY, "--yes", "--app")
+    assert shell.type(*command, "shpo").exit_code == 0
+
+    assert shell.type(*command, "shop").exit_code == 0
+
+    assert world.ledger.generations(world.scope)[-1].checkpoint == "new"
+
+
 def test_the_checkpoint_of_another_app_is_recognised(world, shell, tmp_path):
     write_checkpoint(tmp_path / "cp", [20, 30], finished=0, name="checkpoint-1")
     command = ("adopt", "--app", "store", "--checkpoint", str(tmp_path / "cp"), "--json")
