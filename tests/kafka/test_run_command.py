@@ -160,7 +160,8 @@ def test_a_service_that_is_killed_and_started_again_has_each_effect_once(shop, m
 
 def test_a_relay_in_the_same_process_sends_what_handlers_wrote(shop):
     shop.pay(1, 2, 3)
-    service = shop.start("--create-tables", "--relay", "--log-json", "--json")
+    many = ("--concurrency", "20")  # more lanes than a database has connections by default
+    service = shop.start("--create-tables", "--relay", *many, "--log-json", "--json")
 
     until(lambda: shop.sent() == 3, service)
     service.end()

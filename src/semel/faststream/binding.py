@@ -24,6 +24,7 @@ from semel.memory.broker import MemoryBroker
 from semel.messaging.failure import FailureClass, Rule
 from semel.messaging.handler import Consumer
 from semel.messaging.handler import consumer as make_consumer
+from semel.messaging.receive.runner import check_settings
 from semel.messaging.settings import ConsumerSettings, RunnerSettings, settings_of
 from semel.policy.model import Policy
 from semel.policy.vocabulary import RetryMode
@@ -140,6 +141,8 @@ class Semel:
                 )
             if made.reading.model is None and model is not None:
                 made = replace(made, reading=replace(made.reading, model=model.validate_python))
+            # Here, because FastStream starts a task that fails again and again.
+            check_settings(made, self.database, settings)
             subscriber.semel, subscriber.made, subscriber.settings = self, made, settings
             subscriber.begins, subscriber.function = begins, function
             subscriber(through(function, given, seen))

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from semel import Message, RetryableMessageError
+from semel import Message, RetryableMessageError, SqlDatabase
 from semel.errors import Misuse
 from semel.messaging import (
     ConsumerSettings,
@@ -402,6 +402,15 @@ def test_two_subscribers_with_one_consumer_name_are_refused():
 
     with pytest.raises(Misuse, match="billing: a second subscriber"):
         service.on_paid()
+
+
+def test_more_lanes_than_connections_are_refused_before_the_broker_starts(tmp_path):
+    url = f"sqlite:///{tmp_path}/shop.db"
+    many = RunnerSettings(concurrency=20)
+
+    with pytest.raises(Misuse, match="needs 22 connections, and the pool of its database has 15"):
+        Service(url).on_paid(runner=many)
+    Service(SqlDatabase(url, pool_size=22)).on_paid(runner=many)
 
 
 def test_a_retry_topic_is_refused_because_the_subscriber_does_not_read_it():

@@ -124,8 +124,7 @@ class Runner:
         self.subscription = subscription
         self.database = database
         self.settings = settings or RunnerSettings()
-        _check(consumer, self.settings)
-        _check_pool(consumer, database, self.settings)
+        check_settings(consumer, database, self.settings)
         self._clock = consumer.circuit.clock = clock
         self._owner = owner or Owner.here()
         self._writer = Writer(self._owner.instance)
@@ -683,12 +682,13 @@ class Runner:
         return outcomes
 
 
-def _check(consumer: Consumer, settings: RunnerSettings) -> None:
-    """Check that the consumer's settings fit the mode of the runner.
+def check_settings(consumer: Consumer, database: Database, settings: RunnerSettings) -> None:
+    """Check that a runner's settings fit its consumer, and the pool of its database.
 
     Raises:
         Misuse: they do not.
     """
+    _check_pool(consumer, database, settings)
     is_leased = settings.mode is Mode.LEASED
     if consumer.mode is not None and (consumer.mode is Mode.LEASED) != is_leased:
         raise Misuse(
