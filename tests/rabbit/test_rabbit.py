@@ -22,7 +22,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel import Message, RetryableMessageError, SqlDatabase
-from semel.errors import Misuse
+from semel.errors import Misuse, NeedsOperator
+from semel.faststream import rabbit
 from semel.messaging import (
     ConsumerSettings,
     FromCoordinates,
@@ -33,6 +34,8 @@ from semel.messaging import (
     RunnerSettings,
     Semel,
 )
+from semel.messaging.outcome import Handled
+from semel.sql.faults import CommitInDoubt
 from tests.rabbit.service import INSERT, Paid
 
 DEADLINE_SECONDS = 30.0
@@ -227,6 +230,54 @@ def test_killed_services_leave_each_effect_once_and_the_message_that_kills_is_pa
     assert world.rows() == [f"p{number:03}" for number in range(20)]
     parked = world.rows("SELECT message_id FROM waiting_message")
     assert parked + world.rows("SELECT message_id FROM dead_letter") == ["p099"]
+
+
+class Delivered:
+    """A delivery that came before, of a queue whose server the test does not need."""
+
+    redelivered, body, headers, timestamp = True, encoded(1), {}, None
+    message_id = correlation_id = content_type = type = exchange = routing_key = None
+    acknowledged = False
+
+    async def ack(self):
+        self.acknowledged = True
+
+
+@pytest.mark.parametrize(
+    ("error", "acknowledged", "stopped"),
+    [
+        (CommitInDoubt("no answer"), True, False),
+        (NeedsOperator("look first"), False, True),
+    ],
+)
+def test_an_error_before_the_outcome_is_durable_is_tried_again_or_stops_the_service(
+    monkeypatch, error, acknowledged, stopped
+):
+    semel = Semel(RabbitBroker(), database="sqlite://")
+    quick = ConsumerSettings(held_retry_seconds=0.01)
+    errors, exits = [error], []
+
+    @semel.subscriber("payments", consumer="billing", policy=quick)
+    async def on_paid(event: Paid) -> None: ...
+
+    async def handled(*arguments):
+        if errors:
+            raise errors.pop()
+        return Handled()
+
+    monkeypatch.setattr(rabbit, "handle_record", handled)
+    (subscriber,) = semel._subscribers
+    monkeypatch.setattr(subscriber, "_exit", exits.append)
+    delivery = Delivered()
+
+    async def story():
+        with contextlib.suppress(NeedsOperator):
+            await subscriber.process_message(delivery)
+        await semel.close()
+
+    asyncio.run(story())
+
+    assert (delivery.acknowledged, bool(exits)) == (acknowledged, stopped)
 
 
 @pytest.mark.parametrize(

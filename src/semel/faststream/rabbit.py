@@ -30,11 +30,11 @@ from pamqp.header import ContentHeader
 
 from semel.clock import SYSTEM_CLOCK
 from semel.codec import FromCoordinates, Reading, Unreadable
-from semel.errors import Misuse, Retryable
+from semel.errors import InDoubt, Misuse, Retryable
 from semel.faststream.delivery import PUBLISHER, Delivering, Parser, registered
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Record, headers_from, pairs_of, value_of
-from semel.messaging.database import TransactionEnded
+from semel.messaging.database import is_refusal
 from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.handle.attempt import handle_message, handle_unreadable
 from semel.messaging.handle.cancel import end, rung
@@ -160,8 +160,6 @@ class DeliverySubscriber(Delivering, RabbitSubscriber):
         try:
             if await self._settles(msg):
                 await msg.ack()
-        except TransactionEnded as error:
-            self._exit(error)
         finally:
             running.discard(task)
         return ensure_response(None)
@@ -182,7 +180,12 @@ class DeliverySubscriber(Delivering, RabbitSubscriber):
                 return await handle_record(self.made, self.semel.database, record, self._one)
             async with TURNS.beside_others():
                 return await self._one(self.made.reading.read(record))
-        except Retryable as error:
+        except Exception as error:
+            is_known = isinstance(error, Retryable | InDoubt)
+            if not is_known and not is_refusal(self.semel.database, self.made.name, error):
+                # FastStream would swallow it, and the queue would stand still behind the message.
+                self._exit(error)
+                raise
             log.warning("consumer %s waits: %s", self.made.name, error)
             return RetryLater(self.made.settings.held_retry_seconds)
 
