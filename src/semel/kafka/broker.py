@@ -117,7 +117,7 @@ class KafkaBroker:
         return make("AdminClient", self._settings)
 
 
-FLUSH_SECONDS: Final = 5.0
+FLUSH_SECONDS: Final = 1.0
 
 
 class KafkaPublisher:
@@ -127,6 +127,7 @@ class KafkaPublisher:
         self._settings = dict(settings)
         self._lock = threading.Lock()
         self._producer: Any = None
+        self._is_closed = False
 
     async def publish(self, batch: Sequence[Outgoing]) -> Sequence[Exception | None]:
         """Send a batch and wait until the broker has answered for every message.
@@ -137,7 +138,8 @@ class KafkaPublisher:
         return await asyncio.to_thread(self._publish, batch)
 
     async def close(self) -> None:
-        """Finish sending, then close."""
+        """Let a batch end that is being sent; a broker that is away is not waited for."""
+        self._is_closed = True
         await asyncio.to_thread(self._close)
 
     def _publish(self, batch: Sequence[Outgoing]) -> list[Exception | None]:
@@ -155,7 +157,9 @@ class KafkaPublisher:
                     if message.key is not None:
                         failed.add((message.topic, message.key))
             while producer.flush(FLUSH_SECONDS):
-                pass  # each message has its own deadline, message.timeout.ms
+                # Each message has its own deadline, message.timeout.ms; a stop comes before it.
+                if self._is_closed:
+                    producer.purge()
             if any(isinstance(answer, _Fatal) for answer in answers):
                 # Order can no longer be kept by this producer; the next batch makes a new one.
                 self._producer = None
@@ -183,9 +187,7 @@ class KafkaPublisher:
 
     def _close(self) -> None:
         with self._lock:
-            if self._producer is not None:
-                self._producer.flush(FLUSH_SECONDS)
-                self._producer = None
+            self._producer = None
 
 
 class _Fatal(Retryable):
