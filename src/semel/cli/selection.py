@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 from semel.cli.database import CodeFilter, KeyFilter
 from semel.cli.options import option
 from semel.cli.plain import given
+from semel.cli.render import at, listed
 from semel.cli.target import load_object
 from semel.errors import Misuse
 from semel.message import Partition
@@ -143,6 +144,25 @@ def _stretch(
     if since is None or until is None:
         raise Misuse("--partition needs --offsets FIRST:LAST, or --since and --until")
     return Times(partition, since, until)
+
+
+def words_of(selection: Selection) -> str:
+    """Say what a selection selects, for a question: ``dead letters (error_code REJECTED)``."""
+    match selection:
+        case Ids(ids):
+            return f"messages {listed(ids)}"
+        case Offsets(partition, first, last):
+            return f"offsets {first:,} to {last:,} of {partition}"
+        case Times(partition, since, until):
+            return f"records of {partition} from {at(since)} to {at(until)}"
+        case Letters(which) | Waiting(which):
+            said = [
+                f"{name} {at(value) if isinstance(value, float) else value}"
+                for name, value in asdict(which).items()
+                if value is not None
+            ]
+            kind = "dead letters" if isinstance(selection, Letters) else "waiting messages"
+            return f"{kind} ({', '.join(said) or 'all'})"
 
 
 def partition_of(text: str) -> Partition:

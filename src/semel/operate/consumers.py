@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.errors import Misuse, NeedsOperator
-from semel.messaging.records import DeadLetterFilter, InboxMessage, WaitingFilter, Waits
+from semel.messaging.records import (
+    ConsumerEngine,
+    DeadLetterFilter,
+    InboxMessage,
+    WaitingFilter,
+    Waits,
+)
 from semel.operate.audit import acting, need_reason, write_down
 from semel.operate.outbox import OutboxStatus
 from semel.operate.status import owner_of
@@ -182,6 +188,22 @@ class HandedOver:
     """When the pipeline took the consumer over."""
 
 
+async def pipeline_of(database: OperatorDatabase, consumer: str) -> str:
+    """Return the pipeline that runs a consumer.
+
+    Raises:
+        Misuse: services run it.
+    """
+    async with database.begin() as unit:
+        return _need_pipeline(await unit.members.engine(consumer), consumer).pipeline
+
+
+def _need_pipeline(engine: ConsumerEngine | None, consumer: str) -> ConsumerEngine:
+    if engine is None:
+        raise Misuse(f"consumer {consumer} is run by services: there is nothing to hand over")
+    return engine
+
+
 async def hand_over(
     database: OperatorDatabase, consumer: str, ledger: Ledger, *, actor: str, reason: str
 ) -> HandedOver:
@@ -200,8 +222,7 @@ async def hand_over(
     async with acting(database) as unit:
         # From here on, until the commit, no cycle of the pipeline can commit.
         engine = await unit.members.lock_engine(consumer)
-        if engine is None:
-            raise Misuse(f"consumer {consumer} is run by services: there is nothing to hand over")
+        engine = _need_pipeline(engine, consumer)
         if ledger.ledger_id != engine.ledger:
             raise Misuse(
                 f"{ledger.url} is not the ledger of {engine.pipeline}, whose id is "

@@ -120,6 +120,7 @@ def test_a_consumer_that_nobody_knows_is_a_wrong_argument_everywhere(books, comm
         ("outbox", "retry", "nothing"),
         ("outbox", "drop", "nothing"),
         ("gaps", "close", "--key", "nothing", *ON),
+        ("consumer", "hand-over", "billing"),
         ("gaps", "close", "--key", "nothing", "--pass-over", "--handler", f"{__name__}:billing"),
     ],
 )

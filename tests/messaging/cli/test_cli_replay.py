@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.selection import selection_of
+from semel.cli.selection import selection_of, words_of
 from semel.errors import Misuse
-from semel.message import Message
+from semel.message import Message, Partition
 from semel.messaging.handle.lease import Lease
 from semel.messaging.handler import consumer
+from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
 from semel.messaging.settings import ReplayRule, ReplayRules
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting
 from semel.policy.vocabulary import Mode
@@ -43,11 +44,35 @@ def test_a_replay_asks_before_it_begins_and_behind_its_canary(shop):
 
     text = shop.read(*run, answer="y\ny\ny\n")
 
-    assert "Replay Letters" in text
+    assert "Replay dead letters (all)" in text
     assert text.count("Go on?") == 1
     assert "1 tried: look at what they did" in text
     assert "finished" in text
     assert shop.paid() == ["m1", "m2", "m3"]
+
+
+@pytest.mark.parametrize("which", [("--message", "nobody"), ("--name", "nobody")])
+def test_nothing_is_asked_about_a_message_or_a_replay_that_does_not_exist(shop, which):
+    shop.bury("m1")
+
+    text = shop.read("replay", "run", *CONSUMER, *which, "--reason", "x", code=2)
+
+    assert "'nobody'" in text
+    assert "[y/N]" not in text
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [
+        (Ids(("m1", "[/]")), "messages m1, [/]"),
+        (Letters(DeadLetterFilter(key="k", since=0.0)), "(key k, since 1970-01-01 00:00:00Z)"),
+        (Waiting(WaitingFilter(waits=Waits.PARKED)), "waiting messages (waits parked)"),
+        (Offsets(Partition("t", 0), 0, 9), "offsets 0 to 9 of t/0"),
+        (Times(Partition("t", 0), 0.0, 60.0), "records of t/0 from 1970-01-01 00:00:00Z to"),
+    ],
+)
+def test_a_question_says_what_is_selected(selection, words):
+    assert words in words_of(selection)
 
 
 def test_no_means_no_and_nothing_is_changed(shop):

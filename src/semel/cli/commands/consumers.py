@@ -24,6 +24,7 @@ from semel.operate.consumers import (
     hand_over,
     inbox_messages,
     overview,
+    pipeline_of,
 )
 from semel.operate.outbox import OutboxStatus
 
@@ -102,6 +103,7 @@ def give_to_services(
 
     Example: semel consumer hand-over billing --reason "the service takes over again"
     """
+    actor.ask(pipeline_of, consumer)
     url = ledger or os.environ.get(LEDGER_VARIABLE) or _without_driver(actor.url)
     books = open_existing(actor.answer, url, "; name the pipeline's own with --ledger")
     actor.confirm(f"Hand consumer {consumer} over to services?")

@@ -31,12 +31,14 @@ from semel.cli.selection import (
     load_reader,
     rules_of,
     selection_of,
+    words_of,
 )
 from semel.errors import Misuse
 from semel.messaging.outcome import told
 from semel.messaging.settings import DAY_SECONDS
 from semel.operate.deadletters import MOST_RETRIES
 from semel.operate.dryrun import DryRun, DryRuns, dry_runs
+from semel.operate.explain import explain_message
 from semel.operate.replay import (
     Replay,
     ReplayList,
@@ -50,7 +52,7 @@ from semel.operate.replay import (
 )
 from semel.operate.replay_message import ReplayResult
 from semel.operate.retention import MOST_DAYS
-from semel.operate.selection import Selection
+from semel.operate.selection import Ids, Selection
 from semel.operate.stores import OperatorDatabase, ReplayState, RowChange
 
 
@@ -180,13 +182,14 @@ def run(
         window_seconds=None if window is None else window * DAY_SECONDS,
         rules=rules_of(policy, handler.name),
     )
+    read_again = load_reader(reader)
+    _need_known(actor, handler.name, selection, name)
     if handler.replays.joined(settings.rules).refusal is None:
-        actor.confirm(f"Replay {selection or name} to {handler.name} in {actor.database}?")
+        what = name if selection is None else words_of(selection)
+        actor.confirm(f"Replay {what} to {handler.name} in {actor.database}?")
 
     def progress(report: ReplayReport) -> None:
         actor.answer.tell(lambda: f"{report.name}: {_counts(report)}")
-
-    read_again = load_reader(reader)
 
     async def once(database: OperatorDatabase) -> ReplayStatus:
         replay = Replay(
@@ -210,6 +213,20 @@ def run(
         actor.confirm("Go on?")
         status = actor.ask(once)
     actor.reply(status, _replay_lines)
+
+
+def _need_known(actor: Actor, consumer: str, selection: Selection | None, name: str) -> None:
+    """Check that there is something to replay, before a person is asked.
+
+    Raises:
+        Misuse: there is no such replay to resume, or the consumer knows none of the messages.
+    """
+    if selection is None:
+        actor.ask(replay_status, name)
+    elif isinstance(selection, Ids) and not any(
+        actor.ask(explain_message, one, consumer).stories for one in selection.ids
+    ):
+        raise Misuse(f"consumer {consumer} knows no message {', '.join(map(repr, selection.ids))}")
 
 
 def _stages(text: str) -> tuple[int, ...]:
