@@ -220,7 +220,7 @@ QUESTIONS: Final = (
         ("retries-forever", "without-effect", "parking-without-owner")),
     Question("Is retry bounded?", "retry.maxAttempts", _bounded,
         ("retries-forever", "retries-too-long", "retries-exceed-lag-slo", "code-unknown",
-         "code-of-your-own")),
+         "code-of-your-own", "outage-spends-attempts")),
     Question("Is the DLQ owned?", "dlq.owner", _owned,
         ("dlq-without-owner", "dlq-topic-is-read", "unreadable-unheard", "parked-without-review")),
     Question("Is replay safe?", "topic:replay", _replay_safe,

@@ -275,6 +275,12 @@ def _blocks_too_long(case: Case) -> Iterator[Nouns]:
         yield {"blocked": f"{blocked:g}", "slo": f"{slo.max_lag_seconds:g}"}
 
 
+def _opens_too_late(case: Case) -> Iterator[Nouns]:
+    circuit, attempts = case.own.circuit, case.effective.attempts
+    if circuit.enabled and attempts is not None and attempts <= circuit.failures:
+        yield {"failures": circuit.failures, "attempts": attempts}
+
+
 def _retries_too_long(case: Case) -> Iterator[Nouns]:
     retry, attempts = case.own.retry, case.effective.attempts
     if attempts is None:
@@ -551,6 +557,10 @@ RULES: Final = (
     Rule("retries-exceed-lag-slo", WARN, "retry", _blocks_too_long,
         "one failing message can hold its partition up for {blocked} s, and the lag must not "
         "exceed {slo} s", "use retry.mode: retry-table, or fewer or shorter waits"),
+    Rule("outage-spends-attempts", NOTE, "circuit.failures", _opens_too_late,
+        "the circuit of {consumer} opens after {failures} failures in a row, and a message has "
+        "{attempts} attempts: an outage may give up the first message",
+        "use more attempts than circuit.failures"),
     Rule("retries-too-long", WARN, "retry.maxAttempts", _retries_too_long,
         "{consumer} tries a failing message {attempts} times, with waits of {lasting} in all, "
         "before a person can see it",

@@ -263,6 +263,18 @@ CASES = [
         ({"retry": {"maxAttempts": 10**9, "mode": "retry-table"}}, {}),
     ),
     (
+        "outage-spends-attempts",
+        NOTE,
+        ({"retry": {"maxAttempts": 4}}, {}),
+        ({"retry": {"maxAttempts": 4}, "circuit": {"failures": 3}}, {}),
+    ),
+    (
+        "outage-spends-attempts",
+        NOTE,
+        ({"circuit": {"failures": 5}}, {}),
+        ({"retry": {"maxAttempts": 4}, "circuit": {"enabled": False}}, {}),
+    ),
+    (
         "retries-too-long",
         WARN,
         ({"retry": {"maxAttempts": 1001, "initialDelayMs": 0}, "lagSlo": None}, {}),
