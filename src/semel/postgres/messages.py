@@ -253,7 +253,8 @@ class MessagesSink(PostgresSink):
         """Return what tasks ask for claims and versions; it can be pickled."""
         with self._database.asking() as connection:
             tables = self._tables_in(connection)
-            days = self._lean(tables).days(connection) if self.claims == "lean" else ()
+            # Also those of an earlier start that kept lean claims.
+            days = self._lean(tables).days(connection) if self.claims != "failed" else ()
         address = replace(self._database.address, has_worked=True)
         return PostgresReader(address, tables, self.consumer, days)
 

@@ -86,6 +86,14 @@ def test_a_message_that_passed_is_known_by_half_of_its_hash(sink, database):
     assert rows_of(database, sizes) == [(16, 16)] * 2
 
 
+def test_lean_claims_are_read_by_a_later_start_that_keeps_others(sink):
+    committed(sink, passed("a"))
+
+    sink.claims = "all"
+
+    assert sink.reader().claims(["a", "b"]) == {"a": handled()}
+
+
 def test_one_id_twice_in_a_day_aborts_the_attempt_and_leaves_no_table(sink, database):
     of = txn()
 
