@@ -231,10 +231,15 @@ class TableSink:
         return SinkRetryable(f"{txn}: {reason}; it is looked up again at the next try")
 
     def _read(self, txn: SinkTxnId) -> tuple[dict[str, Any] | None, LoadedTable]:
-        """Read the record, then the table: another process removes it after its commit."""
+        """Read the table and the record.
+
+        Another process removes the record after its commit, and a table that was loaded earlier
+        does not have that commit.
+        """
+        table = self._load()
         with self._storage_faults():
-            record = self._load().attempts(txn.scope).read(PREPARED, txn)
-        return record, self._load()
+            record = table.attempts(txn.scope).read(PREPARED, txn)
+        return record, self._load() if record is None else table
 
     def _settled(self, table: LoadedTable, txn: SinkTxnId, token: Token) -> SinkOutcome | None:
         """Return the answer that the table itself gives about *txn*; None if it is still open."""

@@ -41,6 +41,7 @@ from semel.iceberg.staging import (
     file_from_json,
     file_system,
     stager_of,
+    without_history,
 )
 from semel.pipeline.sink import Guarantee, Schema, Tally, Tenant, Token
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
@@ -380,28 +381,34 @@ class IcebergTable:
 
     def commit(self, txn: SinkTxnId, record: Mapping[str, Any], digest: str) -> None:
         """Add a snapshot, even without files: a change of properties alone is not checked."""
-        table, base = self.table, self.table.metadata
         found = self._files(record)
-        if found:
-            # pyiceberg writes the manifest for the table's current partitioning, and that may
-            # have changed since the files were staged.
-            spec = record["files"][0]["spec"]
-            table.metadata = base.model_copy(update={"default_spec_id": spec})
+        # pyiceberg writes the manifest for the table's current partitioning, and that may have
+        # changed since the files were staged.
+        draft = self._draft(**({"default_spec_id": record["files"][0]["spec"]} if found else {}))
         replaced = self._replaced(txn, record, found)
         about = {"semel.txn": _name(txn), "semel.proof": digest, "semel.cycle": str(txn.cycle)}
-        draft = table.transaction()
         update = draft.update_snapshot(snapshot_properties=about)
         with update.overwrite() if replaced.gone else update.fast_append() as change:
             for file in (*found, *replaced.instead):
                 change.append_data_file(file)
             for file in replaced.gone:
                 change.delete_data_file(file)
-        marks = Marks.of(table, txn.scope).raised(txn, digest, self._sink)
+        marks = Marks.of(self.table, txn.scope).raised(txn, digest, self._sink)
         draft.set_properties({_key(txn.scope): marks})
-        self._send(draft, base.table_uuid)
+        self._send(draft)
 
-    def _send(self, draft: Any, table_uuid: Any) -> None:
-        right_table = updates.AssertTableUUID(uuid=table_uuid)
+    def _draft(self, **more: Any) -> Any:
+        """Begin a commit, for which the table's metadata has the values *more*.
+
+        pyiceberg copies the metadata at every step of a draft, a dozen times: with all snapshots,
+        each commit would take longer than the one before.
+        """
+        found, newest = self.table.metadata, self.table.current_snapshot()
+        self.table.metadata = without_history(found, *([newest] if newest else []), **more)
+        return self.table.transaction()
+
+    def _send(self, draft: Any) -> None:
+        right_table = updates.AssertTableUUID(uuid=self.table.metadata.table_uuid)
         needs = (right_table, *draft._requirements)
         try:
             self._catalog.commit_table(self.table, needs, draft._updates)
@@ -422,15 +429,14 @@ class IcebergTable:
         return _undone(txn) in self.table.metadata.properties
 
     def take_away(self, txn: SinkTxnId) -> None:
-        draft = self.table.transaction()
+        own, draft = self._own(txn), self._draft()
         update = draft.update_snapshot(snapshot_properties={"semel.undone": str(txn)})
-        own = self._own(txn)
         # Also without files: a change of properties alone is not checked.
         with update.overwrite() if own else update.fast_append() as change:
             for file in own:
                 change.delete_data_file(file)
         draft.set_properties({_undone(txn): str(txn)})
-        self._send(draft, self.table.metadata.table_uuid)
+        self._send(draft)
 
     def _replaced(
         self, txn: SinkTxnId, record: Mapping[str, Any], found: Sequence[Any]

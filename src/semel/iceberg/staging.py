@@ -85,10 +85,15 @@ def stager_of(
     txn: SinkTxnId, table: Any, folder: str, file_bytes: int, **write: Any
 ) -> IcebergStager:
     """Take what tasks need from a loaded table."""
-    slim: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}}
-    text = table.metadata.model_copy(update={**slim, "current_snapshot_id": None})
+    text = without_history(table.metadata, refs={}, current_snapshot_id=None)
     settings = {key: value for key, value in table.io.properties.items() if key != "auth.manager"}
     return IcebergStager(txn, folder, file_bytes, text.model_dump_json(), settings, **write)
+
+
+def without_history(found: Any, *kept: Any, **more: Any) -> Any:
+    """Return the metadata of a table with the snapshots *kept* alone, and with *more* values."""
+    slim = {"snapshots": list(kept), "snapshot_log": [], "metadata_log": []}
+    return found.model_copy(update={**slim, **more})
 
 
 class IcebergWriter:

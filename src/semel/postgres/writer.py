@@ -106,12 +106,12 @@ class RowEncoder:
         if not self._began:
             self._began = True
             yield HEADER
+        self.tally += tally(batch)
         rows = batch.num_rows
         step = max(1, min(_MOST_ROWS, rows * _MOST_BYTES // max(1, batch.nbytes)))
         for begin in range(0, rows, step):
             part = batch.slice(begin, step)
             fields = self._fields(part)
-            self.tally += tally(part)
             yield encode_rows(fields, part.num_rows, self._last_field)
 
     def _fields(self, part: Batch) -> list[EncodedColumn]:

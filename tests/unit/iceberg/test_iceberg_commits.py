@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from semel.iceberg.sink import IcebergTable
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, Tally
 from semel.sinks import IcebergSink
 from semel.testing.services import CutProxy
@@ -224,6 +225,29 @@ def test_an_abort_leaves_no_manifests_and_a_lost_race_some_that_no_snapshot_uses
 
     assert len(unused()) == 2
     assert plain.ids() == [2, 3]
+
+
+def test_a_cycle_loads_the_table_three_times_and_copies_none_of_its_history(plain, monkeypatch):
+    sink, loads, drafts = plain.sink(), [], []
+    for batch in range(5):
+        committed(sink, txn(batch), rows(batch))
+    load, send = IcebergSink._load, IcebergTable._send
+
+    def counted(found):
+        loads.append(1)
+        return load(found)
+
+    def watched(table, draft):
+        drafts.append(len(draft.table_metadata.snapshots))
+        send(table, draft)
+
+    monkeypatch.setattr(IcebergSink, "_load", counted)
+    monkeypatch.setattr(IcebergTable, "_send", watched)
+    committed(sink, txn(5), rows(5))
+
+    assert (len(loads), drafts) == (3, [2]), "the newest snapshot, and the new one"
+    assert len(plain.table().metadata.snapshots) == len(plain.table().metadata.snapshot_log) == 6
+    assert plain.ids() == list(range(6))
 
 
 def test_people_find_the_cycle_in_the_snapshots_summary(plain):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
+import weakref
 from decimal import Decimal
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semel.arrow import tally as tallies
 from semel.arrow.tally import schema_from_text, schema_to_text, tally, tally_all
 from semel.pipeline.sink import Tally
 
@@ -171,6 +173,22 @@ def test_values_swapped_between_columns_are_other_rows():
     assert tally(batch_of([{"a": 1, "b": 2}], schema)) != tally(
         batch_of([{"a": 2, "b": 1}], schema)
     )
+
+
+def test_a_batch_that_several_sinks_get_is_hashed_once_and_not_kept(monkeypatch):
+    hashed = []
+    hash_rows = tallies._counted
+    monkeypatch.setattr(tallies, "_counted", lambda batch: hashed.append(1) or hash_rows(batch))
+    first, second = batch_of([{"int64": 1}]), batch_of([{"int64": 2}])
+
+    found = [tally(batch) for batch in (first, first, second, second, first)]
+
+    assert (found[0], found[2]) == (found[4], found[3])
+    assert found[0] != found[2]
+    assert len(hashed) == 3
+    gone = weakref.ref(first)
+    del first
+    assert gone() is None
 
 
 def test_a_row_that_comes_twice_counts_twice():
