@@ -15,7 +15,7 @@ from bench.frames import PARTITIONS, payments, spark_session
 from bench.harness import Alternative, Benchmark, Row, Scale, Spread, Table, Target, measure
 from bench.noop import NoopSink, NoopStager
 from semel.spark.exactly_once import ExactlyOnce
-from semel.spark.staging import RECEIPTS, Tee, select_rows
+from semel.spark.staging import RECEIPTS, staging_job
 
 ROWS_PER_BATCH = 10_000
 MOST_PERCENT = 15
@@ -80,8 +80,8 @@ def run(scale: Scale) -> list[Table]:
 
 
 def _same_job(df: DataFrame, batch_id: int) -> None:
-    tee = Tee([("noop", NoopStager())])
-    select_rows(df, [NoopSink()]).mapInArrow(tee, RECEIPTS).collect()
+    frame, tee = staging_job(df, [NoopSink()], [("noop", NoopStager())])
+    frame.mapInArrow(tee, RECEIPTS).collect()
 
 
 def _noop_write(df: DataFrame, batch_id: int) -> None:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql import functions as F
 
 from semel import ExactlyOnce
+from semel.arrow.tally import schema_from_text
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.driver import CycleReplayed
 from semel.pipeline.ledger import CycleState
+from semel.pipeline.sink import tally_of
+from semel.pipeline.txn import CycleId, Scope
+from semel.sinks import FilesSink
+from semel.spark.staging import (
+    Tee,
+    WholeTee,
+    arrow_schemas,
+    run_tasks,
+    select_rows,
+    staging_job,
+)
 from tests.spark.world import World, counted, deduplicated, ids_in
 
 pytestmark = pytest.mark.spark
@@ -45,6 +59,28 @@ def test_all_sinks_are_fed_by_one_pass_of_the_plan(world: World, ledger: MemoryL
 
     assert seen.value == 10
     assert all(ids_in(sink.visible) == world.ids for sink in sinks)
+
+
+@pytest.mark.parametrize(
+    ("names", "tee"),
+    [(["id", "n"], WholeTee), (["a.b", "n"], Tee), (["id", "ID"], Tee), (["1 %", "ü"], Tee)],
+)
+def test_columns_of_any_name_are_staged_as_they_are(
+    world: World, tmp_path: Path, names: list[str], tee: type[Tee]
+) -> None:
+    frame = world.spark.createDataFrame([(1, "x"), (2, None)], names)
+    sink = FilesSink(tmp_path / "rows", format="jsonl")
+    txn = CycleId(Scope("ledger", "app", "main"), 1, 0).attempt()
+    sink.fence(txn.scope, 1)
+
+    job, found = staging_job(frame, [sink], [("files", sink.stager(txn))])
+    receipts = run_tasks(job, found)["files"]
+
+    assert type(found) is tee
+    assert tally_of(receipts).rows == 2
+    staged = {schema_from_text(text) for one in receipts if (text := one.detail["schema"])}
+    wanted = arrow_schemas(select_rows(frame, [sink]), [sink])["files"]
+    assert staged == {wanted}
 
 
 def test_a_replayed_batch_is_skipped_and_the_query_goes_on(

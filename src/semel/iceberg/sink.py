@@ -327,9 +327,15 @@ class IcebergTable:
         for committed, proof in Marks.of(self.table, txn.scope).commits:
             if committed == txn:
                 return proof
+        found = self._snapshot_of(txn)
+        return None if found is None else str(found.summary.get("semel.proof"))
+
+    def _snapshot_of(self, txn: SinkTxnId) -> Any:
+        """Return the snapshot of an attempt; None if there is none, or if it has expired."""
+        name = _name(txn)
         for snapshot in self.table.metadata.snapshots:
-            if snapshot.summary and snapshot.summary.get("semel.txn") == _name(txn):
-                return str(snapshot.summary.get("semel.proof"))
+            if snapshot.summary and snapshot.summary.get("semel.txn") == name:
+                return snapshot
         return None
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
@@ -368,16 +374,15 @@ class IcebergTable:
     def files_of(self, txn: SinkTxnId, record: Mapping[str, Any]) -> set[str] | None:
         if not record.get("keys"):
             return {file["path"] for file in record["files"]}
-        for snapshot in self.table.metadata.snapshots:
-            if snapshot.summary and snapshot.summary.get("semel.txn") == _name(txn):
-                added = [
-                    entry.data_file.file_path.removeprefix(f"{self.root}/")
-                    for listed in snapshot.manifests(self.table.io)
-                    if listed.added_snapshot_id == snapshot.snapshot_id
-                    for entry in listed.fetch_manifest_entry(self.table.io)
-                ]
-                return set(added)
-        return None  # the snapshot has expired
+        snapshot = self._snapshot_of(txn)
+        if snapshot is None:
+            return None
+        return {
+            entry.data_file.file_path.removeprefix(f"{self.root}/")
+            for listed in snapshot.manifests(self.table.io)
+            if listed.added_snapshot_id == snapshot.snapshot_id
+            for entry in listed.fetch_manifest_entry(self.table.io)
+        }
 
     def commit(self, txn: SinkTxnId, record: Mapping[str, Any], digest: str) -> None:
         """Add a snapshot, even without files: a change of properties alone is not checked."""

@@ -113,10 +113,27 @@ def stage(
         StagingFailed: a task failed in every attempt that Spark allows; it may pass later.
         Permanent, Fenced, NeedsOperator, Misuse: it would fail again.
     """
-    different, places = shared_rows(sinks)
-    stagers = [(sink.name, sink.stager(txn)) for sink in sinks]
-    return run_tasks(
-        select_rows(df, different), Tee(stagers, places, attempts=task_attempts(df.sparkSession))
+    return run_tasks(*staging_job(df, sinks, [(sink.name, sink.stager(txn)) for sink in sinks]))
+
+
+def staging_job(
+    df: DataFrame, sinks: Sequence[TwoPhaseSink], stagers: Sequence[tuple[str, Stager]]
+) -> tuple[DataFrame, Tee]:
+    """Return the frame of one pass, and the function that its tasks run.
+
+    A column of structs costs Spark a copy of every row, so if all sinks take all columns, the
+    frame is passed as it is.
+    """
+    attempts, (different, places) = task_attempts(df.sparkSession), shared_rows(sinks)
+    if len(different) == 1 and different[0].rows is None and _can_be_selected(df.columns):
+        return df, WholeTee(stagers, attempts=attempts)
+    return select_rows(df, different), Tee(stagers, places, attempts)
+
+
+def _can_be_selected(names: Sequence[str]) -> bool:
+    """Return whether `mapInArrow` finds each of the columns by its name."""
+    return len({name.lower() for name in names}) == len(names) and all(
+        name.isidentifier() for name in names
     )
 
 
@@ -367,6 +384,15 @@ class Tee:
                     writer.discard()
             raise
         return receipts
+
+
+class WholeTee(Tee):
+    """A tee whose batches are the rows of every sink."""
+
+    def parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[SinkRows]]:
+        """Yield what each batch brings."""
+        for batch in batches:
+            yield ((sink, batch) for sink in range(len(self._stagers)))
 
 
 def rows_of(column: Any) -> pa.RecordBatch:
