@@ -146,7 +146,7 @@ class PreparedToken:
             raise NeedsOperator(f"{txn}: the token's columns are not pairs of texts")
         if (promise.cycle, promise.attempt) != (txn.cycle.label, txn.attempt):
             raise NeedsOperator(
-                f"{txn}: the token belongs to {promise.cycle}.{promise.attempt[:8]}"
+                f"{txn}: the token belongs to {promise.cycle}.{str(promise.attempt)[:8]}"
             )
         return promise
 

@@ -192,9 +192,10 @@ def through_json(token: Token) -> Token:
 
 
 def changed_tokens(token: Token) -> Iterator[tuple[str, Token]]:
-    """Yield the token with each of its fields changed and left out, and with one more."""
+    """Yield the token with each of its fields changed, retyped and left out, and with one more."""
     for field, value in token.items():
         yield field, {**token, field: _changed(value)}
+        yield field, {**token, field: {"/../../elsewhere": [5]}}
         yield field, {name: kept for name, kept in token.items() if name != field}
     yield "one more", {**token, "one_more": "/../../elsewhere"}
 
