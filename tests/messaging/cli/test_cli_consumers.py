@@ -59,6 +59,8 @@ def test_every_consumer_is_on_one_page_with_what_needs_a_person(books):
     text = books.read("consumers", code=1)
     assert "2001-09-09" in text
     assert "outbox outbox: 1 pending, 0 parked, no relay runs" in text
+    assert "dead letters" in text
+    assert "stale claims" not in text, "a column in which no consumer has anything"
 
 
 def test_nothing_needs_a_person_where_nothing_waits(tmp_path, monkeypatch, books):

@@ -69,6 +69,7 @@ MESSAGE = Shape(
 def consumers(books: Books) -> None:
     """Show every consumer: its processes and lag, and what waits for a person.
 
+    Columns in which no consumer has anything are left out; --json has them all.
     The lag is what its processes wrote last, every 20 seconds.  Exit code 1: something needs a
     person, stands still, or waits without a process.
 
@@ -124,11 +125,21 @@ def _handed_over(done: HandedOver) -> Iterator[Line | Rows]:
 
 def _overview_lines(found: Overview) -> Iterator[Line | Rows]:
     if found.consumers:
-        yield CONSUMER.table(found.consumers)
+        yield CONSUMER.table(found.consumers, without=_empty_columns(found))
     else:
         yield "no consumer has written anything here"
     for one in found.outboxes:
         yield _outbox_line(one)
+
+
+def _empty_columns(found: Overview) -> set[str]:
+    """Name the columns in which no consumer has anything: all of them fit no terminal."""
+    named = {"consumer", "processes"}
+    return {
+        one.head
+        for one in CONSUMER.columns
+        if one.head not in named and not any(map(one.read, found.consumers))
+    }
 
 
 def _outbox_line(status: OutboxStatus) -> Line:
