@@ -399,7 +399,8 @@ class _ScopeRow:
             mark = cycle.attempt(row["mark_attempt"])
         if row["pruned_generation"] is not None:
             pruned = CycleId(scope, row["pruned_generation"], row["pruned_batch"])
-        owner = None if row["owner"] is None else Owner.from_json(json.loads(row["owner"]))
+        with _reading_row(scope):
+            owner = None if row["owner"] is None else Owner.from_json(json.loads(row["owner"]))
         plain = {name: row[name] for name in ("epoch", "lease_until", "generation", "now")}
         return cls(scope=scope, owner=owner, mark=mark, pruned=pruned, **plain)
 
@@ -583,9 +584,19 @@ def _txn_of(scope: Scope, row: Row) -> SinkTxnId:
     return CycleId(scope, row["generation"], row["batch"]).attempt(row["attempt"])
 
 
+@contextmanager
+def _reading_row(of: SinkTxnId | Scope) -> Iterator[None]:
+    """Refuse a row with values that this code cannot have written."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        words = f"{of}: its row in the ledger was damaged, or changed by hand: restore a backup"
+        raise NeedsOperator(words) from error
+
+
 def _attempt_of(scope: Scope, row: Row) -> AttemptRecord:
     txn = _txn_of(scope, row)
-    try:
+    with _reading_row(txn):
         read = row["range_read"]
         return AttemptRecord(
             txn=txn,
@@ -599,15 +610,13 @@ def _attempt_of(scope: Scope, row: Row) -> AttemptRecord:
             decided_at=_seconds(row["decided_at"]),
             finished_at=_seconds(row["finished_at"]),
         )
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        words = f"{txn}: its row in the ledger was damaged, or changed by hand: restore a backup"
-        raise NeedsOperator(words) from error
 
 
 def _act_of(scope: Scope, row: Row) -> LedgerAct:
     """Read a row of an act."""
-    at = row["acted_at"] / MICROSECONDS
-    return LedgerAct(scope, at, row["who"], row["act"], row["why"], json.loads(row["detail"]))
+    with _reading_row(scope):
+        at, detail = row["acted_at"] / MICROSECONDS, dict(json.loads(row["detail"]))
+        return LedgerAct(scope, at, row["who"], row["act"], row["why"], detail)
 
 
 def _text(words: str) -> str:

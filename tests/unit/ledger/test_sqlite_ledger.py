@@ -77,6 +77,23 @@ def test_a_row_that_was_changed_by_hand_needs_an_operator(ledger, path, column, 
         ledger.history(driver.scope)
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [("act", "detail", "5"), ("act", "detail", "{"), ("scope", "owner", "[]")],
+)
+def test_an_act_and_an_owner_that_were_changed_by_hand_need_one_too(
+    ledger, path, table, column, value
+):
+    driver = LedgerOwner.of(ledger)
+    ledger.record_act(driver.scope, "ann", "test", "a test", {})
+    with closing(sqlite3.connect(path)) as rows:
+        rows.execute(f"UPDATE semel_{table} SET {column} = ?", [value])
+        rows.commit()
+
+    with pytest.raises(NeedsOperator, match="was damaged, or changed by hand"):
+        ledger.acts(driver.scope), ledger.scope_record(driver.scope)
+
+
 def test_paths_come_back_as_they_were_whatever_their_folders_are(ledger):
     paths = {"a", "/a", "a/", "/", "//a", "s3a://bucket/a", "s3a://bucket/b/a"}
     driver = LedgerOwner.of(ledger)
