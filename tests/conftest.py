@@ -69,11 +69,8 @@ def _hurry(connection: Connection) -> None:
     """Compile each statement once, and commit to SQLite without fsync: no test cuts the power."""
     connection.execution_options(compiled_cache=STATEMENTS)
     known = connection.connection.info
-    if (
-        connection.dialect.name == "sqlite"
-        and connection.engine.url.database
-        and "is_hurried" not in known
-    ):
+    # An asynchronous connection could be cancelled here, and would be lost to its pool.
+    if connection.dialect.driver == "pysqlite" and "is_hurried" not in known:
         known["is_hurried"] = True
         with suppress(sqlite3.Error), closing(connection.connection.cursor()) as cursor:
             cursor.execute("PRAGMA synchronous=OFF")

@@ -216,6 +216,8 @@ async def _empty(world: DatabaseWorld) -> None:
 @asynccontextmanager
 async def _opened(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseWorld]:
     database = SqlDatabase(url, lock_seconds=0.5)
+    if not database.is_postgres:
+        _do_not_wait_for_the_disk(database.engine)
 
     async def age(seconds: float) -> None:
         await make_older(database.engine, seconds)
@@ -224,6 +226,15 @@ async def _opened(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseW
         yield DatabaseWorld(database, age, waits_for_locks)
     finally:
         await database.close()
+
+
+def _do_not_wait_for_the_disk(engine: AsyncEngine) -> None:
+    """Let SQLite commit without fsync: no test cuts the power."""
+
+    def on_connect(driver: Any, record: Any) -> None:
+        driver.execute("PRAGMA synchronous=OFF")
+
+    event.listen(engine.sync_engine, "connect", on_connect)
 
 
 @asynccontextmanager
