@@ -30,6 +30,7 @@ MODULES: Final[Mapping[str, str]] = {
     "consumer": "bench.consumer",
     "kafka-consumer": "bench.kafka_consumer",
     "claims-at-size": "bench.claims_at_size",
+    "messages-spark": "bench.messages_spark",
 }
 
 
