@@ -57,7 +57,9 @@ class JsonCodec:
     def decode(self, raw: bytes, headers: Mapping[str, bytes]) -> Any:
         """Read *raw* as JSON."""
         try:
-            return json.loads(raw.decode(), object_pairs_hook=_without_repeated_keys)
+            text = raw.decode()
+            # Its error says what is wrong.
+            return json.loads(text) if text.startswith("\ufeff") else _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
             raise Undecodable(f"not JSON: {reason_of(error)}") from error
 
@@ -67,6 +69,10 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("an object has the same key twice")
     return found
+
+
+# `json.loads` makes such a decoder at each call.
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_without_repeated_keys)
 
 
 class RawCodec:

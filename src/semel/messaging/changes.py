@@ -167,9 +167,10 @@ def micros(seconds: float) -> int:
 
 def names_of(message_id: str, key: str | None) -> dict[str, Any]:
     """Return the fields of a change that name its message."""
+    stored = stored_id(message_id)
     return {
-        "message_id": stored_id(message_id),
-        "original_id": original_id(message_id),
+        "message_id": stored,
+        "original_id": None if stored == message_id else original_id(message_id),
         "key": None if key is None else stored_id(key),
     }
 

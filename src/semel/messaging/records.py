@@ -15,7 +15,6 @@ refused as unreadable: every record's bytes are in one place.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import StrEnum
@@ -32,11 +31,12 @@ def stored_id(message_id: str) -> str:
 
     An id that looks like such a hash is hashed, too, so that two ids are never stored as one.
     """
-    raw = message_id.encode("utf-8", "surrogatepass")
+    # A pass asks several times for each message, and nearly all ids are ASCII.
+    raw = message_id if message_id.isascii() else message_id.encode("utf-8", "surrogatepass")
     plain = len(raw) <= LONGEST_ID_BYTES and is_plain_text(message_id)
     if plain and not message_id.startswith("sha256:"):
         return message_id
-    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    return f"sha256:{hash_of_key(message_id)}"
 
 
 def original_id(message_id: str) -> str | None:
@@ -53,10 +53,11 @@ def hash_of_key(key: str) -> str:
 
 def is_plain_text(text: str) -> bool:
     """Return whether every database stores *text* unchanged."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
     return "\0" not in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -20,14 +21,25 @@ from semel import (
     Send,
     SqlDatabase,
 )
-from semel.codec import FromPayload, Reading
+from semel.codec import FromPayload, Reading, Unread, Unreadable
 from semel.errors import Misuse, Permanent, Retryable
+from semel.events import EVENTS, Measurement
 from semel.memory.sink import MemorySink
 from semel.message import Coordinates, Message, Record, digest_of
 from semel.messaging.changes import MessageChange, Op, SeenClaim, SeenWaiting
 from semel.messaging.failure import CLASSIFICATION, Classified, FailureClass
 from semel.messaging.handle.claims import ClaimState
-from semel.messaging.outcome import Handled, RetryStored, told
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Handled,
+    Refused,
+    RetryStored,
+    Skipped,
+    tell,
+    tell_received,
+    told,
+)
 from semel.messaging.records import Gap, Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run
@@ -751,6 +763,66 @@ def test_a_query_that_is_stopped_in_an_outage_ends():
 
     with pytest.raises(CycleGaveUp):
         pipeline(None, 0)
+
+
+def test_messages_that_are_alike_are_counted_as_if_each_was_measured():
+    counts, measured = PassCounts(), PassCounts()
+    bills, others = (
+        Message("a", {}, key="k", source=Coordinates(topic, 0, 0)) for topic in ("bills", "others")
+    )
+    failure = Classified(FailureClass.POISON, "BROKEN", "no", "")
+    delivered, waiting = new(0, b"{}"), back(1, value("a"))
+    outcomes = [
+        *[(delivered, bills, Handled())] * 3,
+        *[(delivered, others, Handled()), (waiting, bills, Handled())] * 2,
+        *[(delivered, bills, why) for why in (Skipped(), Skipped("old version"), Skipped())],
+        *[(delivered, bills, DeadLettered(failure))] * 2,
+        *[(delivered, bills, Conflicted("x", "y")), (delivered, bills, Refused("parked"))] * 2,
+        *[(delivered, Unreadable(delivered.record, Unread.NO_ID, "none"), Refused("parked"))] * 2,
+    ]
+
+    unsubscribe = EVENTS.subscribe(counts.measured, Measurement)
+    for one in outcomes:
+        counts.note("c", *one)
+    unsubscribe()
+    unsubscribe = EVENTS.subscribe(measured.measured, Measurement)
+    for arrival, message, outcome in outcomes:
+        if arrival.waiting is None:
+            tell_received(message, "c")
+        tell(message, outcome, "c")
+    unsubscribe()
+
+    assert counts.metrics == measured.metrics
+    assert counts.metrics["consumer.messages.received.total", "bills", "c", ""] == 12
+
+
+def test_a_task_leaves_the_garbage_collector_as_it_was():
+    pipeline = MessagePipeline(
+        "billing", database="postgresql://nowhere/none", handler=rows_of, sinks=[]
+    )
+    thresholds = []
+
+    class Opened:
+        def open(self, task):
+            thresholds.append(gc.get_threshold())
+            raise Retryable("no database")
+
+    tee = PassTee(
+        [("messages", Opened())],
+        pipeline.pass_settings,
+        [(Known(), {})],
+        [],
+        attempts=1,
+        is_careful=False,
+        is_alone=False,
+    )
+    before = gc.get_threshold()
+
+    with pytest.raises(Retryable):
+        tee.write([], "t")
+
+    assert gc.get_threshold() == before
+    assert thresholds == [(*before[:2], before[2] * 10)]
 
 
 def test_gaps_that_were_crossed_come_to_the_driver_in_the_receipts():

@@ -462,9 +462,8 @@ class MessagePass:
         if outcome is not None:
             if isinstance(one, Message) and outcome == Skipped() and claim is not None:
                 yield from self._invoke_again(one, claim)
-            stored = stored_id(one.id)
-            if claim is not None and claim.state in _ENDED and stored in self._suspects:
-                self._reader.clear([stored])
+            if claim is not None and claim.state in _ENDED and stored_id(one.id) in self._suspects:
+                self._reader.clear([stored_id(one.id)])
             return outcome
         if isinstance(one, Unreadable):
             return self._unread(one, claim)
