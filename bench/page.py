@@ -28,7 +28,7 @@ missed. Below each table stands how many cores other programs kept busy when it 
 than 0 widens the ranges, and limits in seconds are then missed more easily than on a machine of
 one's own.
 
-Do it again with your own machine's figures (all of it takes about half an hour):
+Do it again with your own machine's figures (all of it takes about forty minutes):
 
 ```console
 $ make bench ARGS=--quick

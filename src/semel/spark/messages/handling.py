@@ -16,7 +16,6 @@ import asyncio
 import inspect
 import json
 import time
-from collections import Counter
 from collections.abc import (
     AsyncIterable,
     Awaitable,
@@ -408,7 +407,8 @@ class MessagePass:
                 key = one.key if isinstance(one, Message) else arrival.waiting.key
                 if key is not None:
                     self._queues[stored_id(key)] = arrival.waiting.place
-        yield from self._drain(queue)
+        if queue:
+            yield from self._drain(queue)
         for place, one, claim in rows:
             if self._arrivals[place].waiting is None:
                 outcome = yield from self._arrived(place, one, claim)
@@ -468,7 +468,9 @@ class MessagePass:
         if isinstance(one, Unreadable):
             return self._unread(one, claim)
         message = one.tried(1 if claim is None else claim.attempts + 1)
-        is_held = self._holds(one.key) and stored_id(one.key or "") in self._stuck
+        # In most batches no key is held, and no message is suspected: then no id is looked up.
+        is_held = bool(self._stuck) and self._holds(one.key)
+        is_held = is_held and stored_id(one.key or "") in self._stuck
         is_next = self._of.settings.versioned and self._sequence(one) is InSequence.NEXT
         if is_held and not is_next:
             self._end(message, claim, ClaimState.PARKED, marker=BEHIND, attempts=0)
@@ -511,7 +513,7 @@ class MessagePass:
 
     def _tried(self, place: int, message: Message, seen: _Seen) -> Generator[_Call, Any, Outcome]:
         """Handle a message whose turn it is."""
-        stored = stored_id(message.id)
+        stored = stored_id(message.id) if self._suspects else ""
         tries = self._suspects.get(stored, 0)
         # The first note is shared: it does not tell which message the process died of.
         if tries >= max(self._of.settings.poison_attempts, 2):
@@ -874,12 +876,13 @@ class _Effects:
     changes: list[MessageChange] = field(default_factory=list)
     rows: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     picked: list[int] = field(default_factory=list)
-    sent: Counter[str] = field(default_factory=Counter)
+    sent: dict[str, int] = field(default_factory=dict)
 
     def next_ordinal(self, one: Send) -> int:
         """Return the number of a message to its topic: the ids of outgoing messages contain it."""
-        self.sent[one.topic] += 1
-        return self.sent[one.topic] - 1
+        number = self.sent.get(one.topic, 0)
+        self.sent[one.topic] = number + 1
+        return number
 
 
 class UnusableOutput(Misuse):
@@ -1076,7 +1079,10 @@ def _entry_change(cause: Message, ordinal: int, entry: OutboxEntry) -> MessageCh
 
 def route_of(message: Message) -> str:
     """Return the key, or the id of a message without one, as Spark compares it."""
-    raw = raw_of(message.id if message.key is None else message.key)
+    text = message.id if message.key is None else message.key
+    if text.isascii():
+        return text
+    raw = raw_of(text)
     try:
         return raw.decode()
     except UnicodeDecodeError:
