@@ -33,7 +33,7 @@ Iceberg table (a catalog in SQLite, a warehouse on this disk) and to a Delta tab
 four times* is what a `foreachBatch` without further jars does: `persist`, JDBC, Spark's Parquet
 writer, one `toArrow` for both `pyiceberg`'s `append` and `write_deltalake`, `unpersist`. It may
 repeat or lose rows in any of the four after a failure. semel feeds all of them in one pass, and
-commits them under one decision, in both modes of the PostgreSQL sink.
+commits them under one decision.
 
 Iceberg alone, from a cached DataFrame: `toArrow` and `pyiceberg`'s `append`, which writes the data
 files on the driver, beside a whole cycle of semel, whose tasks write them, and beside Spark's own
