@@ -307,7 +307,10 @@ async def open_existing(url: str, pool_size: int | None = None) -> SqlDatabase:
     """
     parsed = read_url(split_schema(url)[0])
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
-        raise Misuse(f"there is no file {parsed.database or ':memory:'}")
+        raise Misuse(
+            f"there is no file {parsed.database or ':memory:'}; `semel db create` makes it with "
+            f"its tables, if the name is right"
+        )
     database = SqlDatabase(url, pool_size=pool_size)
     try:
         async with opening(f"database {masked(url)}"), database.engine.connect() as connection:
