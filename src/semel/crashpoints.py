@@ -79,7 +79,6 @@ class CrashPoint(StrEnum):
     HELD_PREPARE_SEALED = "held_prepare_sealed:after"
     HELD_SENT = "held_sent:after"
 
-    KAFKA_PREPARE_SEALED = "kafka_prepare_sealed:after"
     KAFKA_SLOT_COMMIT_BEFORE = "kafka_slot_commit:before"
     KAFKA_SLOT_COMMIT_AFTER = "kafka_slot_commit:after"
 

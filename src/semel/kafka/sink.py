@@ -8,29 +8,19 @@ Spark's own Kafka writer sends at least once.  `semel.kafka.slots` has the trans
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from semel.arrow.area import Area
-from semel.arrow.attempts import PREPARED, sync
+from semel.arrow.attempts import sync
+from semel.arrow.held import HeldSink
 from semel.arrow.tally import tally
-from semel.crashpoints import CrashPoint, reach
-from semel.errors import (
-    Fenced,
-    Misuse,
-    NeedsOperator,
-    Permanent,
-    Retryable,
-    SemelError,
-    reason_of,
-)
+from semel.errors import Misuse, NeedsOperator, Permanent
 from semel.kafka.client import CALL_SECONDS, bootstrap_of, kafka, make, settings_for
 from semel.kafka.slots import (
     BATCH_BYTES,
     MOST_BYTES,
-    Marker,
-    Proof,
     Slots,
     admin,
     answered,
@@ -38,30 +28,14 @@ from semel.kafka.slots import (
     transactional,
 )
 from semel.kafka.staging import Demand, ShardStager, check_columns
-from semel.pipeline.sink import (
-    Found,
-    Guarantee,
-    Leftover,
-    Receipt,
-    Schema,
-    SinkFatal,
-    SinkFinding,
-    SinkOK,
-    SinkOutcome,
-    SinkRetryable,
-    Tally,
-    Tenant,
-    Token,
-    digest_of,
-    tally_of,
-)
-from semel.pipeline.txn import Scope, SinkTxnId, checked_name
+from semel.pipeline.sink import Guarantee, Receipt, Schema, Tally, Tenant
+from semel.pipeline.txn import Scope, SinkTxnId
 
 # A record's own fields beside its key, value and headers, with room to spare.
 _OVERHEAD_BYTES: Final = 128
 
 
-class KafkaSink:
+class KafkaSink(HeldSink):
     """Records for Kafka topics; rows have the columns of Spark's own writer.
 
     Those are ``value``, and optionally ``key``, ``headers``, ``topic`` and ``partition``.
@@ -72,6 +46,7 @@ class KafkaSink:
     client, under librdkafka's names.
     """
 
+    kind = "kafka"
     uncounted = (
         "a record in a topic does not say which cycle sent it; compare the source with what was "
         "staged (--reread)"
@@ -89,16 +64,13 @@ class KafkaSink:
         transaction_seconds: float = 300.0,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = checked_name("sink", name)
-        self.rows = rows
+        super().__init__(rows, name, staging)
         self.topic = topic
         if slots < 1:
             raise Misuse(f"sink {name}: slots must be at least 1, got {slots}")
         self._servers, given = bootstrap_of(bootstrap)
         self._settings = settings_for(self._servers, {**given, **(config or {})})
-        self._area = Area(str(staging), name)
         self._count, self._seconds = slots, transaction_seconds
-        self._epochs: dict[Scope, int] = {}
         self._slots: dict[Scope, Slots] = {}
 
     def __repr__(self) -> str:
@@ -114,62 +86,26 @@ class KafkaSink:
         if self.topic:
             has_keys = schema is None or "key" in schema.names
             self._ask({self.topic: Demand(keyless=0 if has_keys else 1)})
-        self._area.check()
+        super().check(schema)
         with answered(f"sink {self.name}"):
             transactional(self._settings, f"semel-probe-{self.name}", self._seconds)
 
     def fence(self, scope: Scope, epoch: int) -> None:
-        with self._area.faults():
-            newest = self._area.attempts(scope).epoch()
-            if epoch < newest:
-                raise Fenced(self._fenced(scope, epoch, newest))
-            self._area.attempts(scope).raise_epoch(epoch)
+        super().fence(scope, epoch)
         self._of(scope).make_topic()
-        self._epochs[scope] = epoch
 
     def stager(self, txn: SinkTxnId) -> ShardStager:
         return ShardStager(self._area, txn, self.topic)
 
-    def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        """Check the shards and the topics, and write down which shards will be sent."""
-        return self._outcome(lambda: self._prepare(txn, receipts))
-
-    def _token(self, txn: SinkTxnId, digest: str) -> dict[str, str]:
-        return {"attempt": txn.attempt, "digest": digest, "place": self._target}
-
-    def _prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        attempts = self._area.attempts(txn.scope)
-        mine, newest = self._epochs.get(txn.scope, 0), attempts.epoch()
-        if mine < newest:
-            return SinkFatal(self._fenced(txn.scope, mine, newest))
-        digest = digest_of(receipts)
-        token = self._token(txn, digest)
-        marker = self._of(txn.scope).seen()
-        proof = marker.of(txn.cycle)
-        if proof == Proof(txn.cycle.label, txn.attempt, digest):
-            return SinkOK(token)
-        if wrong := _below(txn, marker):
-            return SinkFatal(wrong)
-        known = attempts.read(PREPARED, txn)
-        if known is not None:
-            if known["digest"] != digest:
-                return SinkFatal(f"{txn} was prepared before, with other rows")
-            return SinkOK(token)
-        shards = [_shard(receipt) for receipt in receipts if receipt.detail["file"]]
-        if lost := self._area.missing(txn, shards):
-            return SinkFatal(f"{txn}: {lost}")
-        slots = self._of(txn.scope)
+    def _promised(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> Mapping[str, Any]:
+        slots, shards = self._of(txn.scope), sum(len(one.detail["chunks"]) for one in receipts)
         batch_bytes = self._ask({slots.topic: Demand(), **_demands(receipts)})
         # Kafka shows the rights to a transactional id only to who takes it over.
-        for number in range(min(self._count, max(len(shards), 1))):
+        for number in range(min(self._count, max(shards, 1))):
             slots.slot(number).open(batch_bytes)
         if shards:
             sync(self._area.opened()[0], self._area.folder(txn))
-        rows = tally_of(receipts).rows
-        how = {"slots": self._count, "batch_bytes": batch_bytes}
-        attempts.write(PREPARED, txn, {**token, "rows": rows, **how, "shards": shards})
-        reach(CrashPoint.KAFKA_PREPARE_SEALED, self.name)
-        return SinkOK(token)
+        return {"slots": self._count, "batch_bytes": batch_bytes}
 
     def _ask(self, demands: Mapping[str, Demand]) -> int:
         """Ask Kafka whether the topics take such records; return how many bytes each takes at once.
@@ -235,32 +171,24 @@ class KafkaSink:
     def _refused(self, topic: str, why: str) -> Permanent:
         return Permanent(f"sink {self.name}: topic {topic} {why}")
 
-    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
-        """Send what was prepared, one transaction a slot; the first slot's proof comes last."""
-        return self._outcome(lambda: self._commit(txn, token))
+    def _done(self, scope: Scope) -> list[SinkTxnId]:
+        return self._of(scope).seen().txns(scope)
 
-    def _commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
-        slots = self._of(txn.scope)
-        promise = self._area.attempts(txn.scope).read(PREPARED, txn)
-        if promise is None:
-            proof = slots.seen().of(txn.cycle)
-            if proof is None or proof.attempt != txn.attempt:
-                return SinkFatal(
-                    f"{txn} cannot be committed: its promise is not in {self._area.label}, and "
-                    f"Kafka has no proof of it: never prepared, aborted, or lost"
-                )
-            is_right = token == self._token(txn, proof.digest)
-            return SinkOK() if is_right else SinkFatal(_forged(txn))
-        if token != self._token(txn, promise["digest"]):
-            return SinkFatal(_forged(txn))
-        lost = self._area.missing(txn, promise["shards"])
-        if lost and not _is_done(slots.seen(), txn):
-            return SinkFatal(f"{txn} cannot be committed: {lost}")
-        digest, count = promise["digest"], promise["slots"]
-        batch_bytes = promise.get("batch_bytes", BATCH_BYTES)
-        shares = [promise["shards"][number::count] for number in range(count)]
+    def _proof(self, txn: SinkTxnId) -> str | None:
+        proof = self._of(txn.scope).seen().of(txn.cycle)
+        return proof.digest if proof is not None and proof.attempt == txn.attempt else None
+
+    def _carry_out(
+        self, txn: SinkTxnId, promise: Mapping[str, Any], lost: str | None
+    ) -> str | None:
+        """Send, one transaction a slot, each with its proof; the first slot's comes last."""
+        if lost:
+            return None if txn in self._done(txn.scope) else lost
+        slots, count = self._of(txn.scope), promise["slots"]
+        shares = [promise["chunks"][number::count] for number in range(count)]
 
         def send(number: int) -> None:
+            digest, batch_bytes = promise["token"]["digest"], promise["batch_bytes"]
             slots.slot(number).send(
                 txn, digest, batch_bytes, lambda: self._records(txn, shares[number])
             )
@@ -271,8 +199,7 @@ class KafkaSink:
                 for _ in pool.map(send, others):
                     pass
         send(0)
-        self._area.remove(txn)
-        return SinkOK()
+        return None
 
     def _records(self, txn: SinkTxnId, shards: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         """Read shards, and raise if they are not what their tasks wrote."""
@@ -287,74 +214,21 @@ class KafkaSink:
             if [found.rows, found.hash] != shard["tally"]:
                 raise NeedsOperator(f"{txn}: {shard['file']} has other rows than its task wrote")
 
-    def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
-        return self._outcome(lambda: self._abort(txn))
-
-    def _abort(self, txn: SinkTxnId) -> SinkOutcome:
-        if _is_done(self._of(txn.scope).seen(), txn):
-            return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
-        self._area.remove(txn)
-        return SinkOK()
-
-    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
-        """Look for the marker in Kafka, then for the promise in the shared place."""
-        try:
-            slots = self._of(txn.scope)
-            if _is_done(slots.seen(), txn):
-                return SinkFinding(Found.VISIBLE, f"topic {slots.topic} has its proof")
-            attempts = self._area.attempts(txn.scope)
-            promise = attempts.read(PREPARED, txn)
-            if promise is None:
-                staged = len(attempts.files(txn))
-                return SinkFinding(Found.GONE, f"not prepared; {staged} tasks have staged for it")
-            if lost := self._area.missing(txn, promise["shards"]):
-                return SinkFinding(Found.GONE, f"prepared, but {lost}")
-            text = f"{promise['rows']} records are prepared in {self._area.label}"
-            return SinkFinding(Found.HELD, text)
-        except (SemelError, OSError) as error:
-            return SinkFinding(Found.UNREACHABLE, reason_of(error))
-
-    def recover(self, scope: Scope) -> list[SinkTxnId]:
-        marker = self._of(scope).seen()
-        with self._area.faults():
-            held = self._area.attempts(scope).records(PREPARED)
-        return [txn for txn in held if not _is_done(marker, txn)]
-
-    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        marker, attempts = self._of(scope).seen(), self._area.attempts(scope)
-        swept = []
-        with self._area.faults():
-            left = {*attempts.records(PREPARED), *attempts.with_files(marker.last(scope))}
-            for txn in sorted(left, key=lambda txn: (txn.cycle, txn.attempt)):
-                if _is_done(marker, txn) or is_loser(txn):
-                    self._area.remove(txn)
-                    swept.append(txn)
-        return swept
-
-    def leftovers(self, scope: Scope) -> list[Leftover]:
-        marker = self._of(scope).seen()
-        with self._area.faults():
-            attempts = self._area.attempts(scope)
-            return attempts.leftovers(marker.last(scope), lambda txn: _is_done(marker, txn))
-
-    def mark(self, scope: Scope) -> SinkTxnId | None:
-        return self._of(scope).seen().last(scope)
-
     def find_place(self) -> str:
         client = make("AdminClient", self._settings)
         with answered(f"sink {self.name}"):
             cluster = client.list_topics(timeout=CALL_SECONDS).cluster_id
-        return f"{self._target} of Kafka cluster {cluster}"
+        return f"{self.target} of Kafka cluster {cluster}"
 
     @property
-    def _target(self) -> str:
+    def target(self) -> str:
         return f"topic {self.topic}" if self.topic else "topics by row"
 
     def tenants(self) -> list[Tenant]:
         found = []
         for marker in markers_of(self._settings, f"sink {self.name}"):
             *names, sink, target = marker.about or ("", "")
-            if not marker.proofs or target != self._target:
+            if not marker.proofs or target != self.target:
                 continue
             with contextlib.suppress(TypeError, ValueError):  # semel did not write it
                 scope = Scope(*names)
@@ -408,44 +282,7 @@ class KafkaSink:
         return found
 
     def _slots_of(self, sink: str, scope: Scope) -> Slots:
-        return Slots(self._settings, sink, scope, self._count, self._seconds, self._target)
-
-    def _fenced(self, scope: Scope, mine: int, newest: int) -> str:
-        return (
-            f"sink {self.name}: scope {scope} belongs to epoch {newest}, this process holds "
-            f"{mine}; it was fenced and must stop"
-        )
-
-    def _outcome(self, call: Callable[[], SinkOutcome]) -> SinkOutcome:
-        try:
-            return call()
-        except Retryable as error:
-            return SinkRetryable(reason_of(error))
-        except SemelError as error:
-            return SinkFatal(reason_of(error))
-        except OSError as error:
-            return SinkRetryable(f"sink {self.name}: {reason_of(error)}")
-
-
-def _forged(txn: SinkTxnId) -> str:
-    return f"{txn}: its token is not the one that prepare returned for this topic"
-
-
-def _is_done(marker: Marker, txn: SinkTxnId) -> bool:
-    proof = marker.of(txn.cycle)
-    return proof is not None and proof.attempt == txn.attempt
-
-
-def _below(txn: SinkTxnId, marker: Marker) -> str | None:
-    last = marker.last(txn.scope)
-    if last is None or last.cycle < txn.cycle:
-        return None
-    return f"{txn} is at or below the mark {last}: another attempt was committed"
-
-
-def _shard(receipt: Receipt) -> dict[str, Any]:
-    tally = [receipt.tally.rows, receipt.tally.hash]
-    return {"file": receipt.detail["file"], "size": receipt.detail["size"], "tally": tally}
+        return Slots(self._settings, sink, scope, self._count, self._seconds, self.target)
 
 
 def _demands(receipts: Sequence[Receipt]) -> dict[str, Demand]:

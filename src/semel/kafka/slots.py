@@ -70,12 +70,14 @@ class Marker(NamedTuple):
         """Return the proof of a cycle."""
         return next((proof for proof in self.proofs if proof.label == cycle.label), None)
 
+    def txns(self, scope: Scope) -> list[SinkTxnId]:
+        """Return the cycles that were sent, in their order."""
+        txns = [CycleId.parse(scope, p.label).attempt(p.attempt) for p in self.proofs]
+        return sorted(txns, key=lambda txn: txn.cycle)
+
     def last(self, scope: Scope) -> SinkTxnId | None:
         """Return the highest cycle that was sent."""
-        if not self.proofs:
-            return None
-        txns = [CycleId.parse(scope, p.label).attempt(p.attempt) for p in self.proofs]
-        return max(txns, key=lambda txn: txn.cycle)
+        return next(reversed(self.txns(scope)), None)
 
     def with_one(self, proof: Proof) -> Marker:
         """Return the marker with one more proof."""

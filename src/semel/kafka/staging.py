@@ -194,16 +194,16 @@ class ShardWriter:
             self._topics[topic] = known | found
 
     def finish(self) -> Receipt:
-        size = 0
+        chunks = []
         if self._writer is not None:
             with self._stager.area.faults() as system:
                 self._writer.close()
                 self._stream.close()
                 sync(system, self._path)
                 size = system.get_file_info(self._path).size
-        file = self._file if self._writer is not None else None
-        detail = {"file": file, "size": size, "topics": self._topics}
-        return Receipt(self._task, self._tally, detail)
+            rows = [self._tally.rows, self._tally.hash]
+            chunks.append({"file": self._file, "size": size, "tally": rows})
+        return Receipt(self._task, self._tally, {"chunks": chunks, "topics": self._topics})
 
     def discard(self) -> None:
         """Remove the shard, as far as possible."""
