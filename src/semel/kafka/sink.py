@@ -222,6 +222,7 @@ class KafkaSink(HeldSink):
 
     @property
     def target(self) -> str:
+        """The topic, if all rows go to one."""
         return f"topic {self.topic}" if self.topic else "topics by row"
 
     def tenants(self) -> list[Tenant]:

@@ -8,8 +8,8 @@ import traceback
 import pyarrow as pa
 import pytest
 
-from semel.errors import Misuse
-from semel.pipeline.sink import Found, SinkOK, SinkRetryable
+from semel.errors import NEVER_PASSES, Misuse
+from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable
 from semel.pipeline.txn import CycleId, Scope
 from semel.sinks import CallbackSink
 from semel.testing import SinkContract
@@ -49,13 +49,19 @@ class TestCallbackSink(SinkContract):
         shutil.rmtree(sink._area.folder(txn))
 
 
-def test_a_function_that_raises_is_called_again_with_the_same_cycle(tmp_path):
+@pytest.fixture
+def held(tmp_path):
+    """A sink that holds two rows of a cycle."""
     sink = CallbackSink(take, staging=str(tmp_path))
     sink.fence(SCOPE, 1)
     txn = CycleId(SCOPE, 1, 7).attempt()
     writer = sink.stager(txn).open("task")
     writer.write(pa.RecordBatch.from_pydict({"id": [1, 2]}))
-    token = sink.prepare(txn, [writer.finish()]).token
+    return sink, txn, sink.prepare(txn, [writer.finish()]).token
+
+
+def test_a_function_that_raises_is_called_again_with_the_same_cycle(held):
+    sink, txn, token = held
     FAILURES.append(RuntimeError("no"))
 
     outcome = sink.commit(txn, token)
@@ -66,6 +72,17 @@ def test_a_function_that_raises_is_called_again_with_the_same_cycle(tmp_path):
     assert sink.commit(txn, token) == SinkOK()
     assert sink.commit(txn, token) == SinkOK()
     assert {f"{SCOPE.slug}.g1.b7": [{"id": 1}, {"id": 2}]} == TAKEN
+
+
+@pytest.mark.parametrize("group", NEVER_PASSES)
+def test_an_error_that_never_passes_stops_the_cycle_at_once(held, group):
+    sink, txn, token = held
+    FAILURES.append(group("somebody must look"))
+
+    outcome = sink.commit(txn, token)
+
+    assert outcome == SinkFatal("callback sink callback: somebody must look")
+    assert sink.look_up(txn, token).found is Found.HELD
 
 
 @pytest.mark.parametrize("secret", ["s3cr3t", "s3/cr3t", "s3/c@r3t", "s3?cr3t"])
