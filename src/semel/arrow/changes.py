@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, Final
@@ -27,3 +27,15 @@ def to_batch(changes: Sequence[MessageChange]) -> Batch:
     """Return changes as one batch, in their order."""
     columns = list(zip(*map(_ROW, changes), strict=True)) or [()] * len(NAMES)
     return pa.record_batch(list(map(list, columns)), schema=arrow_schema())
+
+
+def alike(one: MessageChange, columns: Mapping[str, Sequence[Any]], number: int) -> Batch:
+    """Return a number of changes that differ from *one* in these columns only."""
+    made = []
+    for column in arrow_schema():
+        if column.name in columns:
+            made.append(pa.array(columns[column.name], column.type))
+        else:
+            value = pa.scalar(getattr(one, column.name), column.type)
+            made.append(pa.repeat(value, number))
+    return pa.record_batch(made, schema=arrow_schema())

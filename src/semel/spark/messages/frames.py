@@ -40,6 +40,7 @@ from semel.messaging.failure import OUTAGES, UNKNOWN_CODE
 from semel.messaging.outcome import Handled, Outcome, tell, tell_received
 from semel.messaging.records import Waits
 from semel.pipeline.sink import Receipt, Stager, TwoPhaseSink
+from semel.spark.messages.columns import FAILURE, Columns, Ordinary, are_possible
 from semel.spark.messages.handling import (
     Arrival,
     MessagePass,
@@ -129,8 +130,6 @@ def rows_of_batch(df: DataFrame, reading: Reading, come_back: Sequence[ComeBack]
 
 MADE: Final = "semel_row_"
 """The columns of the rows that Spark makes, one for each sink, where there is no handler."""
-
-FAILURE: Final = "semel_failure"
 
 
 def with_rows(
@@ -287,7 +286,7 @@ def _waiting_row(one: SeenWaiting, shard: int) -> tuple[Any, ...]:
     )
 
 
-def _arrivals(batch: pa.RecordBatch) -> Iterator[Arrival]:
+def _arrivals(batch: pa.RecordBatch | pa.Table) -> Iterator[Arrival]:
     columns = [batch.column(name).to_pylist() for name in _ROW_NAMES]
     has_failures = FAILURE in batch.schema.names
     failures = batch.column(FAILURE).to_pylist() if has_failures else [None] * batch.num_rows
@@ -323,11 +322,16 @@ class PassCounts:
     """What outcomes without a failure add to the metrics: nearly all messages are alike."""
 
     def note(
-        self, group: str, arrival: Arrival, one: Message | Unreadable, outcome: Outcome
+        self,
+        group: str,
+        arrival: Arrival,
+        one: Message | Unreadable,
+        outcome: Outcome,
+        times: int = 1,
     ) -> None:
-        """Count one outcome."""
+        """Count one outcome; *times* only if it has no failure and no gap."""
         failure = getattr(outcome, "failure", None)
-        self.tried += isinstance(outcome, Handled) or failure is not None
+        self.tried += times * (isinstance(outcome, Handled) or failure is not None)
         self.outages += failure is not None and failure.failure_class in OUTAGES
         if isinstance(outcome, Handled) and (gap := outcome.gap) is not None:
             self.gaps.append((gap.key, gap.expected, gap.found))
@@ -342,7 +346,7 @@ class PassCounts:
             self._told[alike] = added = self.metrics
             self.metrics = before
         for name, number in added.items():
-            self.metrics[name] += number
+            self.metrics[name] += number * times
 
     def _tell(
         self, group: str, arrival: Arrival, one: Message | Unreadable, outcome: Outcome
@@ -413,10 +417,13 @@ class PassTee(Tee):
         self._stores = stores
         self._schemas = schemas
         self._is_careful, self._is_alone = is_careful, is_alone
+        self._has_columns = are_possible(settings) and not (is_careful or is_alone)
         self._counts = PassCounts()
 
     def parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[SinkRows]]:
         """Handle the messages, and yield the rows and changes of each Arrow batch."""
+        import pyarrow as pa
+
         self._counts = counts = PassCounts()
         group = self._settings.consumer
         passes = [
@@ -431,19 +438,29 @@ class PassTee(Tee):
         ]
         unsubscribe = EVENTS.subscribe(counts.measured, Measurement)
         try:
-            for arrivals, made_by_spark in _by_route(batches):
+            for rows in _by_route(batches):
+                if self._has_columns:
+                    columns, left = Columns(self._settings, rows), list[int]()
+                    for shard, passed in enumerate(passes):
+                        ordinary = columns.of(passed, shard, len(passes))
+                        for one in ordinary.counted:
+                            counts.note(group, *one)
+                        left += ordinary.left
+                        yield self._ordinary(ordinary, rows, shard)
+                    rows = rows.take(pa.array(sorted(left), pa.int64()))
+                arrivals = [*_arrivals(rows)]
                 for shard, (places, read) in self._by_shard(arrivals):
                     made = passes[shard].run([arrivals[place] for place in places], read)
                     made.picked = [places[place] for place in made.picked]
                     for message, seconds in made.seconds:
                         counts.took(group, message, seconds)
-                    yield self._rows(made, made_by_spark, shard)
+                    yield self._rows(made, rows, shard)
             told = [passed.finish() for passed in passes]
             # All counts in every database: an audit looks there for the offsets of whole cycles.
             counted = [one for some in told for one in some if one.op == Op.COUNT]
             for shard, some in enumerate(told):
                 own = [one for one in some if one.op != Op.COUNT]
-                yield self._rows(Results([*own, *counted]), [], shard)
+                yield self._rows(Results([*own, *counted]), None, shard)
         finally:
             unsubscribe()
 
@@ -480,42 +497,53 @@ class PassTee(Tee):
         detail = {**messages.detail, COUNTS: self._counts.to_json()}
         return [*receipts, replace(messages, detail=detail)]
 
-    def _rows(
-        self, made: Results, by_spark: Sequence[pa.RecordBatch], shard: int
-    ) -> Iterator[SinkRows]:
+    def _rows(self, made: Results, rows: pa.Table | None, shard: int) -> Iterator[SinkRows]:
         import pyarrow as pa
 
         for place, some in made.rows.items():
             yield place, pa.RecordBatch.from_pylist(list(some), schema=self._schemas[place])
-        if made.picked:
-            table = pa.Table.from_batches(by_spark).combine_chunks().take(pa.array(made.picked))
-            for batch in table.to_batches():
-                for place in range(len(self._schemas)):
-                    yield place, rows_of(batch.column(f"{MADE}{place}"))
+        if made.picked and rows is not None:
+            yield from self._picked(rows, made.picked)
         if made.changes:
             yield len(self._schemas) + shard, to_batch(made.changes)
 
+    def _ordinary(self, made: Ordinary, rows: pa.Table, shard: int) -> Iterator[SinkRows]:
+        if made.picked:
+            yield from self._picked(rows, made.picked)
+        if made.claims is not None:
+            yield len(self._schemas) + shard, made.claims
 
-def _by_route(
-    batches: Iterable[pa.RecordBatch],
-) -> Iterator[tuple[list[Arrival], list[pa.RecordBatch]]]:
-    """Yield the rows in groups that end where a route ends, with the columns that Spark made."""
-    kept: list[Arrival] = []
-    made: list[pa.RecordBatch] = []
+    def _picked(self, rows: pa.Table, places: Sequence[int]) -> Iterator[SinkRows]:
+        """Yield what Spark has made for these rows."""
+        import pyarrow as pa
+
+        names = [f"{MADE}{place}" for place in range(len(self._schemas))]
+        taken = rows.select(names).take(pa.array(places, pa.int64()))
+        for batch in taken.combine_chunks().to_batches():
+            for place, name in enumerate(names):
+                yield place, rows_of(batch.column(name))
+
+
+def _by_route(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows in groups that end where a route ends."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kept: pa.Table | None = None
     for batch in batches:
-        kept += _arrivals(batch)
-        made.append(batch.select([n for n in batch.schema.names if n.startswith(MADE)]))
-        last = kept[-1].route if kept else ""
-        first = next((at for at in range(len(kept), 0, -1) if kept[at - 1].route != last), 0)
-        if first == 0 and len(kept) >= _MOST_OF_A_ROUTE:
-            first = len(kept)
+        new = pa.Table.from_batches([batch])
+        rows = new if kept is None else pa.concat_tables([kept, new])
+        routes = rows.column("route").fill_null("")
+        last = routes[-1] if len(routes) else ""
+        others = pc.indices_nonzero(pc.not_equal(routes, last))
+        first = others[-1].as_py() + 1 if len(others) else 0
+        if first == 0 and rows.num_rows >= _MOST_OF_A_ROUTE:
+            first = rows.num_rows
         if first:
-            yield kept[:first], made
-            # What is left came with this batch.
-            kept = kept[first:]
-            made = [made[-1].slice(made[-1].num_rows - len(kept))]
-    if kept:
-        yield kept, made
+            yield rows.slice(0, first).combine_chunks()
+        kept = rows.slice(first)
+    if kept is not None and kept.num_rows:
+        yield kept.combine_chunks()
 
 
 @dataclass(frozen=True)

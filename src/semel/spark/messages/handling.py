@@ -231,9 +231,9 @@ class MessagePass:
         is_alone: bool = False,
     ) -> None:
         self._of = settings
-        self._reader = reader
+        self.reader = reader
         self._on_outcome = on_outcome
-        self._stuck: dict[str, int | None] = dict(held)
+        self.stuck: dict[str, int | None] = dict(held)
         """Keys, as they are stored, whose new messages wait: the highest place that was seen."""
 
         self._queues: dict[str, int] = {}
@@ -293,13 +293,13 @@ class MessagePass:
         self._noted = 0
         for some, ids in self._groups([*lanes.values()]):
             if ids:
-                self._reader.note(ids)
+                self.reader.note(ids)
             try:
                 self._drive([self._lane(rows) for rows in some])
             finally:
                 # An exception is no death: only a process that died leaves its notes.
                 if ids:
-                    self._reader.clear(ids)
+                    self.reader.clear(ids)
         new = sum(arrival.waiting is None for arrival in arrivals)
         if self._noted != new:
             raise Retryable(f"{new - self._noted} of {new} messages have got no outcome")
@@ -332,12 +332,12 @@ class MessagePass:
             for arrival, one in zip(arrivals, read, strict=True)
             if not (arrival.waiting and arrival.waiting.claim_state) and one.id not in self._seen
         }
-        return self._reader.claims(sorted(asked)) if asked else {}
+        return self.reader.claims(sorted(asked)) if asked else {}
 
     def _read_versions(self, read: Sequence[Message | Unreadable]) -> None:
         keys = {one.key for one in read if isinstance(one, Message) and one.key is not None}
         missing = sorted(keys - self._versions.keys())
-        found = self._reader.versions(missing) if missing else {}
+        found = self.reader.versions(missing) if missing else {}
         for key in missing:
             self._versions[key] = _KeyVersion(found.get(key), found.get(key))
 
@@ -453,7 +453,7 @@ class MessagePass:
     def _hold(self, key: str | None) -> None:
         if key is not None and self._holds(key):
             stored = stored_id(key)
-            self._stuck.setdefault(stored, self._queues.get(stored))
+            self.stuck.setdefault(stored, self._queues.get(stored))
 
     def _arrived(
         self, place: int, one: Message | Unreadable, claim: SeenClaim | None
@@ -463,14 +463,14 @@ class MessagePass:
             if isinstance(one, Message) and outcome == Skipped() and claim is not None:
                 yield from self._invoke_again(one, claim)
             if claim is not None and claim.state in _ENDED and stored_id(one.id) in self._suspects:
-                self._reader.clear([stored_id(one.id)])
+                self.reader.clear([stored_id(one.id)])
             return outcome
         if isinstance(one, Unreadable):
             return self._unread(one, claim)
         message = one.tried(1 if claim is None else claim.attempts + 1)
         # In most batches no key is held, and no message is suspected: then no id is looked up.
-        is_held = bool(self._stuck) and self._holds(one.key)
-        is_held = is_held and stored_id(one.key or "") in self._stuck
+        is_held = bool(self.stuck) and self._holds(one.key)
+        is_held = is_held and stored_id(one.key or "") in self.stuck
         is_next = self._of.settings.versioned and self._sequence(one) is InSequence.NEXT
         if is_held and not is_next:
             self._end(message, claim, ClaimState.PARKED, marker=BEHIND, attempts=0)
@@ -517,11 +517,11 @@ class MessagePass:
         tries = self._suspects.get(stored, 0)
         # The first note is shared: it does not tell which message the process died of.
         if tries >= max(self._of.settings.poison_attempts, 2):
-            self._reader.clear([stored])
+            self.reader.clear([stored])
             return self._failed(message, _crashed(tries), seen, parks=True)
         effects = _Effects(place)
         if tries:
-            self._reader.note([stored])
+            self.reader.note([stored])
         try:
             outcome = yield from self._apply(message, effects)
         except UnusableOutput:
@@ -531,7 +531,7 @@ class MessagePass:
             return self._failed(message, failure, seen, self._open_gap(error))
         finally:
             if tries:
-                self._reader.clear([stored])
+                self.reader.clear([stored])
         self._made.changes += effects.changes
         self._made.picked += effects.picked
         for place, row in effects.rows:
@@ -578,7 +578,7 @@ class MessagePass:
                     raise SequenceGap(gap.key, gap.expected, gap.found)
             case _:
                 stored = stored_id(message.key)
-                version.is_repaired |= stored in self._stuck or stored in self._queues
+                version.is_repaired |= stored in self.stuck or stored in self._queues
         yield from self._handle(message, effects)
         version.now = message.version
         return Handled(gap=gap if settings.gaps is GapPolicy.ALERT else None)
@@ -696,12 +696,12 @@ class MessagePass:
         # Others of its key wait for the next version: it must not wait behind them.
         overtakes = (
             self._of.settings.versioned
-            and names["key"] in self._stuck
+            and names["key"] in self.stuck
             and self._sequence(message) is InSequence.NEXT
         )
         if self._holds(message.key) and not overtakes:
             self._hold(message.key)
-            change.state, change.place = HELD, self._stuck[names["key"]]
+            change.state, change.place = HELD, self.stuck[names["key"]]
         columns = _stored(message, names) | {"waits": waits.value} | _why(failure)
         change.detail = detail_of(held=change.state == HELD, **columns)
         self._made.changes.append(change)
@@ -861,9 +861,14 @@ class MessagePass:
         if arrival.waiting is None:
             self._noted += 1
             at = arrival.record.at
-            of = (at.topic, at.partition, told(outcome).value)
-            first, last, total = self._counts.get(of, (at.offset, at.offset, 0))
-            self._counts[of] = min(first, at.offset), max(last, at.offset), total + 1
+            self.count(at.topic, at.partition, outcome, (at.offset,))
+
+    def count(self, topic: str, partition: int, outcome: Outcome, offsets: Sequence[int]) -> None:
+        """Count new messages of a partition that have the same outcome."""
+        of = (topic, partition, told(outcome).value)
+        first, last, total = self._counts.get(of, (offsets[0], offsets[0], 0))
+        first, last = min(first, *offsets), max(last, *offsets)
+        self._counts[of] = first, last, total + len(offsets)
 
 
 @dataclass(slots=True)
