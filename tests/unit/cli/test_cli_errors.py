@@ -155,7 +155,7 @@ def test_an_unstarted_pipeline_has_no_ledger_yet_and_gets_none(monkeypatch, tmp_
 
 
 def test_a_fault_of_our_own_is_one_line_with_its_own_code(shell, monkeypatch):
-    def broken(*arguments):
+    def broken(*arguments, **options):
         raise RuntimeError("oops")
 
     monkeypatch.setattr("semel.cli.commands.look.status_of", broken)
