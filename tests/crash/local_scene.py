@@ -293,7 +293,8 @@ class Scene:
             root = self.folder / "delta"
             named = {root / path for path in self.delta_table().file_uris()}
             files = [path for path in root.rglob("*.parquet") if path not in named]
-            return [str(path) for path in [*files, *root.glob("_semel-*/prepared/*")]]
+            # Of a record that was being written, the store's own "….avro#1" stays; it hides it.
+            return [str(path) for path in [*files, *root.glob("_semel-*/prepared/*.avro")]]
         if kind == "http":
             assert self.receiver is not None
             ledger = open_ledger(self.ledger)
