@@ -33,7 +33,7 @@ test: check java ## Check, then run the tests with real services; ARGS="-k name"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=20 $(ARGS)
 
 .PHONY: test-fast
-test-fast: $(VENV)/dev.stamp ## Run most of what needs no service and no JVM, in less than two minutes.
+test-fast: $(VENV)/dev.stamp ## Run most of what needs no service and no JVM, in about two minutes.
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not (spark or kafka or postgres or seaweedfs or kill or slow or soak)" \
 		tests/unit tests/contracts tests/messaging/handle tests/messaging/failed tests/test_*.py \
 		--deselect=tests/test_docs.py $(ARGS)
