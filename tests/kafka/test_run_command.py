@@ -20,6 +20,7 @@ pytestmark = pytest.mark.kafka
 
 SHOP = """
 import asyncio
+import gc
 import os
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from semel.messaging import FromPayload
 async def billing(message, session):
     await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message.id})
     await Outbox().add(session, message.payload["to"], {"paid": message.id})
+    if any(one is text for one in gc.get_objects()):
+        Path(__file__).with_name("collected").touch()
     while message.id == os.environ.get("HOLD"):
         Path(__file__).with_name("held").touch()
         await asyncio.sleep(0.05)
@@ -173,6 +176,7 @@ def test_a_relay_in_the_same_process_sends_what_handlers_wrote(shop):
     assert (told[-1]["message"], told[-1]["level"]) == ("service stopped", "info")
     answer = json.loads(brace + document)
     assert (answer["command"], answer["exit"], answer["sent"]) == ("run", 0, 3)
+    assert not (shop.folder / "collected").exists(), "collections walk the loaded code"
 
 
 def test_a_topic_that_does_not_exist_is_a_mistake(shop):

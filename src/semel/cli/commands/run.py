@@ -154,13 +154,7 @@ def run(
         return replace(served, sent=sent)
 
     with logging_to_stderr(log_level, as_json=log_json, scrub=answer.scrub):
-        # What is loaded stays: without this, each full collection walks all of it again, and a
-        # busy relay spends a third of its time there.
-        gc.freeze()
-        try:
-            answer.reply(asyncio.run(serve()), _lines)
-        finally:
-            gc.unfreeze()
+        answer.reply(asyncio.run(serve()), _lines)
 
 
 def _broker_url(answer: Answer, url: str | None) -> str:
@@ -249,6 +243,10 @@ async def _serve(
         subscription = await _subscribe(broker, service)
         stack.push_async_callback(subscription.close)
         runner = Runner(service.consumer, subscription, database, service.settings)
+        # Everything is loaded now, and stays: without this, each full collection walks all of it
+        # again, and a busy relay spends a third of its time there.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         log.info("service runs", extra=facts)
         sent = None
         if relay:
